@@ -9,7 +9,8 @@ from typing import Any
 
 from distpar.errors import UsageError
 
-SPACES = ("full", "ddp", "zero1", "zero2", "fsdp", "megatron", "sequence", "alpa", "oneflow")
+SPACES = ("full", "alpa")
+"""Parts of the space by name: all of it, or without ops that read a Partial value (Alpa's)."""
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 

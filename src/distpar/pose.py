@@ -110,7 +110,7 @@ def pose(
     pins: Mapping[str, str | Layout],
 ) -> Posed:
     """The labelling problem of a graph on a mesh."""
-    prices = Prices(cluster, mesh, options.beta)
+    prices = Prices(cluster, mesh)
     pinned = _pinned(graph, mesh, pins)
     written = {node: ref for node, ref in graph.writes}
     signatures = tuple(

@@ -275,8 +275,8 @@ def op_name(target: Any) -> str:
 def where_of(node: torch.fx.Node) -> Where:
     """The module, the user's line and the phase of a node."""
     line = _line(node.meta.get("stack_trace") or "")
-    phase = node.meta.get("distpar_phase") or "forward"
-    return Where(node.meta.get("distpar_module") or "", line, phase)
+    marks = node.meta.get("custom") or {}
+    return Where(marks.get("module", ""), line, marks.get("phase") or "forward")
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

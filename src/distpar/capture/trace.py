@@ -131,19 +131,24 @@ def _check_untouched(fakes: Fakes, fn: Callable[..., Any]) -> None:
                     )
 
 
+def _mark(**marks: str) -> dict[str, str]:
+    """Set marks that the nodes made from now on carry; returns the marks that were replaced."""
+    old = fx_traceback.current_meta.get("custom") or {}
+    fx_traceback.current_meta["custom"] = old | marks
+    return {key: old.get(key, "") for key in marks}
+
+
 @contextmanager
 def _phases(fakes: Fakes) -> Iterator[None]:
     """Marks nodes of backward and of the optimizers by the phase they are made in."""
 
     def marked(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            meta = fx_traceback.current_meta
-            old = meta.get("distpar_phase")
-            meta["distpar_phase"] = phase
+            old = _mark(phase=phase)
             try:
                 return function(*args, **kwargs)
             finally:
-                meta["distpar_phase"] = old
+                _mark(**old)
 
         return run
 
@@ -166,14 +171,14 @@ def _modules(fakes: Fakes) -> Iterator[None]:
     def enter(path: str) -> Callable[..., None]:
         def hook(module: torch.nn.Module, args: Any) -> None:
             stack.append(path)
-            fx_traceback.current_meta["distpar_module"] = path
+            _mark(module=path)
 
         return hook
 
     def leave(module: torch.nn.Module, args: Any, out: Any) -> None:
         if stack:
             stack.pop()
-        fx_traceback.current_meta["distpar_module"] = stack[-1] if stack else ""
+        _mark(module=stack[-1] if stack else "")
 
     for leaf in fakes.modules:
         for path, module in leaf.value.named_modules():
@@ -185,8 +190,7 @@ def _modules(fakes: Fakes) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        fx_traceback.current_meta.pop("distpar_module", None)
-        fx_traceback.current_meta.pop("distpar_phase", None)
+        fx_traceback.current_meta.pop("custom", None)
 
 
 def _functional(

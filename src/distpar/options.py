@@ -22,7 +22,7 @@ class Options:
     Attributes:
         beta: weight of communication seconds against compute seconds; 1.0 is physical.
         memory_limit: peak bytes per rank, as a number or "16GiB"; None takes the cluster's memory.
-        solver: "auto", "exact", "fast", "brute", "random:SEED" or a callable `Problem -> Assignment`.
+        solver: "auto", "exact", "brute", "random:SEED" or a callable `Problem -> Assignment`.
         space: the part of the space to search: "full" or a named scheme.
         time_limit: seconds that the solver may take.
         gap: the solver may stop when it is proved to be this near to the optimum (a fraction).
@@ -60,11 +60,11 @@ class Options:
         _one_of("rng", self.rng, ("global", "torch"))
         _one_of("results", self.results, ("plain", "sharded"))
         if isinstance(self.solver, str) and not re.fullmatch(
-            r"auto|exact|fast|brute|random:\d+", self.solver
+            r"auto|exact|brute|random:\d+", self.solver
         ):
             raise _wrong(
                 "solver", self.solver, "no solver has this name",
-                'one of "auto", "exact", "fast", "brute", "random:SEED", or a callable',
+                'one of "auto", "exact", "brute", "random:SEED", or a callable',
             )  # fmt: skip
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit)

@@ -40,7 +40,6 @@ from distpar.search.problem import (
     Consumer,
     Fan,
     Problem,
-    Progress,
     peak_memory,
 )
 
@@ -59,7 +58,6 @@ def make_plan(
     options: Options,
     pins: Mapping[str, str | Layout],
     *,
-    progress: Progress | None = None,
 ) -> Plan:
     """The best plan that the solver finds for a captured step.
 
@@ -75,7 +73,7 @@ def make_plan(
     if len(graph.nodes) > _FOLD_ABOVE and not str(options.solver).startswith("random"):
         problem, unfold = fold(posed.problem, posed.classes)
     answer = solve(
-        problem, options.solver, time_limit=options.time_limit, gap=options.gap, progress=progress
+        problem, options.solver, time_limit=options.time_limit, gap=options.gap
     )
     if answer.status == "infeasible":
         raise _infeasible(posed, answer, pins)

@@ -1,0 +1,232 @@
+"""The integer program, proved by HiGHS.
+
+    x[n, s]          node n takes strategy s                         binary, one a node
+    y[f, a, b]       fan f, made in state a, is converted to b       0..1
+    r[f, c, a, b]    consumer c's own share of y                     row sums: the producer is in a; column sums: c wants b
+
+With one consumer y is r, and the row and column sums make the relaxation tight; with several, y >= r of each,
+so a conversion is paid once. Only x has to be binary. Memory is a row for each time at which the live set is
+maximal. Nodes that strategies cannot tell apart by their states are merged first (the cheapest stays).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from distpar.search.problem import Assignment, Choice, Floats, Problem, cost_of, peak_memory
+
+_SCALE = 1e6
+"""Costs are given to HiGHS in microseconds: its tolerances are absolute."""
+_MIB = float(2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """Solve to a proved optimum, or to the best found within the limits with a proved bound."""
+
+    time_limit: float = 60.0
+    gap: float = 1e-6
+
+    def __call__(self, problem: Problem) -> Assignment:
+        kept = _undominated(problem)
+        model = _Model(problem, kept)
+        found, bound = model.solve(self.time_limit, self.gap)
+        if found is None:
+            smallest = _Model(problem, kept, minimise_memory=True).solve(self.time_limit, 1e-4)[0]
+            peak = None if smallest is None else peak_memory(problem, smallest)
+            return Assignment((), math.inf, math.inf, "infeasible", peak)
+        cost = cost_of(problem, found)
+        bound = min(bound, cost)
+        proved = cost - bound <= max(self.gap, 1e-6) * max(cost, 1e-12)
+        return Assignment(found, cost, bound, "optimal" if proved else "feasible")
+
+
+def _undominated(problem: Problem) -> list[list[int]]:
+    """For each node the strategies worth keeping: per combination of fan states, the cheapest in time and memory."""
+    states: list[list[Iterable[int]]] = [[] for _ in problem.choices]
+    for fan in problem.fans:
+        states[fan.producer].append(fan.sources)
+        for reader in fan.consumers:
+            states[reader.node].append(reader.targets)
+    return [_best(choice, columns) for choice, columns in zip(problem.choices, states, strict=True)]
+
+
+def _best(choice: Choice, columns: list[Iterable[int]]) -> list[int]:
+    groups: dict[tuple[int, ...], list[int]] = {}
+    listed = [list(column) for column in columns]
+    for strategy in range(choice.num_strategies):
+        if np.isfinite(choice.costs[strategy]):
+            groups.setdefault(tuple(int(c[strategy]) for c in listed), []).append(strategy)
+    kept = []
+    for group in groups.values():
+        group.sort(key=lambda s: (choice.costs[s], choice.memory[s], s))
+        least = math.inf
+        for strategy in group:
+            if choice.memory[strategy] < least:
+                kept.append(strategy)
+                least = choice.memory[strategy]
+    return sorted(kept)
+
+
+class _Model:
+    """The program in HiGHS's column and row arrays, built once, solved once."""
+
+    def __init__(self, problem: Problem, kept: list[list[int]], minimise_memory: bool = False) -> None:
+        self.problem, self.kept, self.minimise_memory = problem, kept, minimise_memory
+        self.costs: list[float] = []
+        self.upper: list[float] = []
+        self.binary: list[bool] = []
+        self.low: list[float] = []
+        self.high: list[float] = []
+        self.rows: list[int] = []
+        self.columns: list[int] = []
+        self.values: list[float] = []
+        self.memory: list[tuple[int, int, int, float]] = []
+        self.first = [self.node(choice, strategies) for choice, strategies in zip(problem.choices, kept, strict=True)]
+        for fan_number in range(len(problem.fans)):
+            self.fan(fan_number)
+        self.limit()
+
+    def column(self, cost: float, *, binary: bool = False, upper: float = 1.0) -> int:
+        self.costs.append(0.0 if self.minimise_memory else cost * _SCALE)
+        self.upper.append(upper)
+        self.binary.append(binary)
+        return len(self.costs) - 1
+
+    def row(self, low: float, high: float, entries: Iterable[tuple[int, float]]) -> None:
+        for column, value in entries:
+            self.rows.append(len(self.low))
+            self.columns.append(column)
+            self.values.append(value)
+        self.low.append(low)
+        self.high.append(high)
+
+    def node(self, choice: Choice, strategies: list[int]) -> int:
+        first = len(self.costs)
+        for strategy in strategies:
+            column = self.column(float(choice.costs[strategy]), binary=len(strategies) > 1)
+            self.memory.append((choice.start, choice.stop, column, float(choice.memory[strategy])))
+        self.row(1.0, 1.0, [(first + i, 1.0) for i in range(len(strategies))])
+        return first
+
+    def indicator(self, node: int, states: Iterable[int], state: int) -> list[tuple[int, float]]:
+        """The columns of a node's strategies that are in a state."""
+        listed = list(states)
+        return [
+            (self.first[node] + i, 1.0)
+            for i, strategy in enumerate(self.kept[node])
+            if listed[strategy] == state
+        ]
+
+    def fan(self, number: int) -> None:
+        fan = self.problem.fans[number]
+        sources = sorted({int(fan.sources[s]) for s in self.kept[fan.producer]})
+        wanted = [
+            sorted({int(reader.targets[s]) for s in self.kept[reader.node]}) for reader in fan.consumers
+        ]
+        targets = sorted(set().union(*wanted))
+        table: Floats = fan.costs
+        paid = {
+            (a, b): self.column(
+                float(table[a, b]) if np.isfinite(table[a, b]) else 0.0,
+                upper=1.0 if np.isfinite(table[a, b]) else 0.0,
+            )
+            for a in sources
+            for b in targets
+        }
+        if fan.memory is not None:
+            self.memory += [
+                (fan.start, fan.stop, column, float(fan.memory[key])) for key, column in paid.items()
+            ]
+        alone = len(fan.consumers) == 1
+        for reader, states in zip(fan.consumers, wanted, strict=True):
+            own = paid if alone else {
+                (a, b): self.column(0.0) for a in sources for b in states
+            }  # fmt: skip
+            for a in sources:
+                made = [(c, -v) for c, v in self.indicator(fan.producer, fan.sources, a)]
+                self.row(0.0, 0.0, [*((own[a, b], 1.0) for b in states), *made])
+            for b in states:
+                asked = [(c, -v) for c, v in self.indicator(reader.node, reader.targets, b)]
+                self.row(0.0, 0.0, [*((own[a, b], 1.0) for a in sources), *asked])
+            if not alone:
+                for key, column in own.items():
+                    self.row(0.0, math.inf, [(paid[key], 1.0), (column, -1.0)])
+
+    def limit(self) -> None:
+        """A row for each time whose live set is not part of another's, in MiB."""
+        limit = self.problem.memory_limit
+        if limit is None:
+            return
+        entries = [entry for entry in self.memory if entry[3] > 0 and entry[1] > entry[0]]
+        peak = self.column(1.0 / _SCALE, upper=math.inf) if self.minimise_memory else None
+        if peak is not None:
+            self.costs[peak] = 1.0
+        room = (limit - self.problem.fixed_memory) / _MIB
+        for time in _maximal_times(entries):
+            live = [(c, size / _MIB) for start, stop, c, size in entries if start <= time < stop]
+            if peak is None:
+                if self.can_bind(live, room):
+                    self.row(-math.inf, room, live)
+            else:
+                self.row(-math.inf, 0.0, [*live, (peak, -1.0)])
+
+    def can_bind(self, live: list[tuple[int, float]], room: float) -> bool:
+        return sum(size for _, size in live) > room
+
+    def solve(self, time_limit: float, gap: float) -> tuple[tuple[int, ...] | None, float]:
+        """(strategies or None, lower bound in seconds)."""
+        import highspy
+
+        solver = highspy.Highs()
+        solver.silent()
+        solver.setOptionValue("time_limit", float(time_limit))
+        solver.setOptionValue("mip_rel_gap", float(gap))
+        solver.setOptionValue("mip_abs_gap", 1e-9)
+        solver.setOptionValue("threads", 1)
+        solver.setOptionValue("random_seed", 0)
+        solver.passModel(self.lp(highspy))
+        solver.run()
+        info = solver.getInfo()
+        if info.primal_solution_status != 2:
+            return None, math.inf
+        values = np.array(solver.getSolution().col_value)
+        found = tuple(
+            strategies[int(np.argmax(values[first : first + len(strategies)]))]
+            for first, strategies in zip(self.first, self.kept, strict=True)
+        )
+        integral = any(self.binary)
+        bound = info.mip_dual_bound if integral else info.objective_function_value
+        return found, bound / _SCALE
+
+    def lp(self, highspy):  # type: ignore[no-untyped-def]
+        order = np.lexsort((self.columns, self.rows))
+        starts = np.zeros(len(self.low) + 1, dtype=np.int32)
+        np.add.at(starts, np.array(self.rows, dtype=np.int64) + 1, 1)
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = len(self.costs), len(self.low)
+        lp.col_cost_ = np.array(self.costs)
+        lp.col_lower_ = np.zeros(len(self.costs))
+        lp.col_upper_ = np.array(self.upper)
+        lp.row_lower_, lp.row_upper_ = np.array(self.low), np.array(self.high)
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = np.cumsum(starts, dtype=np.int32)
+        lp.a_matrix_.index_ = np.array(self.columns, dtype=np.int32)[order]
+        lp.a_matrix_.value_ = np.array(self.values)[order]
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[b] for b in self.binary]
+        return lp
+
+
+def _maximal_times(entries: list[tuple[int, int, int, float]]) -> list[int]:
+    """Starts after which something ends before anything else starts: the live set is largest there."""
+    events = sorted({(start, 1) for start, _, _, _ in entries} | {(stop, 0) for _, stop, _, _ in entries})
+    return [
+        time
+        for (time, opens), (_, following) in zip(events, [*events[1:], (0, 0)], strict=True)
+        if opens and not following
+    ]

@@ -189,6 +189,7 @@ class _Model:
         solver.setOptionValue("mip_abs_gap", 1e-9)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("random_seed", 0)
+        solver.setOptionValue("log_to_console", False)
         solver.passModel(self.lp(highspy))
         solver.run()
         info = solver.getInfo()

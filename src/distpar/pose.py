@@ -57,7 +57,6 @@ def make_plan(
     cluster: Cluster,
     options: Options,
     pins: Mapping[str, str | Layout],
-    *,
 ) -> Plan:
     """The best plan that the solver finds for a captured step.
 

@@ -86,7 +86,7 @@ def floating_after(spec: OpSpec) -> bool:
 _NONE = """abs acos acosh addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor
 bitwise_left_shift bitwise_right_shift ceil clamp clamp_max clamp_min copysign cos cosh elu elu_backward eq erf erfc
 erfinv exp exp2 expm1 floor fmod frac ge gelu gelu_backward gt hardsigmoid hardsigmoid_backward hardswish
-hardswish_backward heaviside hypot isinf isnan isfinite le leaky_relu lerp lgamma log log10 log1p log2 logaddexp
+hardswish_backward heaviside hypot isinf isnan isfinite le leaky_relu lgamma log log10 log1p log2 logaddexp
 logical_and logical_not logical_or logical_xor logit lt maximum minimum mish mish_backward ne nextafter pow
 reciprocal relu remainder round rsqrt sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh
 softplus softplus_backward special_erfcx sqrt square tan tanh tanh_backward threshold threshold_backward trunc
@@ -94,6 +94,7 @@ xlogy floor_divide fmax fmin digamma nan_to_num log_sigmoid_backward sgn bitwise
 _WORDS = {
     "neg": "first", "div": "first", "mul": "each", "add": "all", "sub": "all", "where": "choice",
     "clone": "copy", "_to_copy": "copy", "alias": "copy", "positive": "copy", "copy": "none", "rsub": "none",
+    "lerp": "all",
 }  # fmt: skip
 _OVERLOADS = (
     "default", "Tensor", "Scalar", "Tensor_Scalar", "Tensor_Tensor", "Scalar_Tensor", "self", "ScalarSelf", "ScalarOther",

@@ -123,7 +123,9 @@ def prepare(
     step: Step, type_: TensorType, before: Layout, after: Layout, mesh: Mesh, rank: int
 ) -> Move:
     """Everything about a step on one rank that does not depend on the data."""
-    peers = mesh.peers(rank, step.axes)
+    # In mesh order peers ascend, as process groups list them; regions say what goes where, whatever the order.
+    axes = tuple(sorted(step.axes, key=mesh.position))
+    peers = mesh.peers(rank, axes)
     own, new = box(before, type_.shape, mesh, rank), box(after, type_.shape, mesh, rank)
     shape = local_shape(after, type_.shape, mesh, rank)
     sends: tuple[Box, ...] = ()
@@ -142,20 +144,20 @@ def prepare(
             direct = _stacked(receives, new, padded)
         case ReduceScatter():
             collective = "all_to_all"
-            sends = intersections(before, after, type_.shape, mesh, step.axes, rank)
+            sends = intersections(before, after, type_.shape, mesh, axes, rank)
             send_sizes = tuple(map(_count, sends))
             receive_sizes = (math.prod(shape),) * len(peers)
         case AllToAll() | Reorder():
             collective = "all_to_all"
-            sends = intersections(before, after, type_.shape, mesh, step.axes, rank)
+            sends = intersections(before, after, type_.shape, mesh, axes, rank)
             receives = tuple(
-                intersections(before, after, type_.shape, mesh, step.axes, peer)[peers.index(rank)]
+                intersections(before, after, type_.shape, mesh, axes, peer)[peers.index(rank)]
                 for peer in peers
             )
             send_sizes, receive_sizes = tuple(map(_count, sends)), tuple(map(_count, receives))
             direct = _stacked(receives, new, None)
     return Move(
-        step, collective, step.axes, peers, peers.index(rank), own, new, shape, sends, receives,
+        step, collective, axes, peers, peers.index(rank), own, new, shape, sends, receives,
         send_sizes, receive_sizes, direct,
     )  # fmt: skip
 

@@ -12,7 +12,9 @@ maximal. Nodes that strategies cannot tell apart by their states are merged firs
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -182,14 +184,14 @@ class _Model:
         """(strategies or None, lower bound in seconds)."""
         import highspy
 
-        solver = highspy.Highs()
+        with _quiet():
+            solver = highspy.Highs()
         solver.silent()
         solver.setOptionValue("time_limit", float(time_limit))
         solver.setOptionValue("mip_rel_gap", float(gap))
         solver.setOptionValue("mip_abs_gap", 1e-9)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("random_seed", 0)
-        solver.setOptionValue("log_to_console", False)
         solver.passModel(self.lp(highspy))
         solver.run()
         info = solver.getInfo()
@@ -221,6 +223,19 @@ class _Model:
         kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
         lp.integrality_ = [kinds[b] for b in self.binary]
         return lp
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """HiGHS prints its banner from C++ when it is made, before any option can be set."""
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _maximal_times(entries: list[tuple[int, int, int, float]]) -> list[int]:

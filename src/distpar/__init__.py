@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from distpar.errors import DistParError
     from distpar.mesh import Mesh
     from distpar.options import Options
-    from distpar.plan import Plan
-    from distpar.verify import Verification, verify
+    from distpar.plans import Plan
+    from distpar.verification import Verification, verify
 
 __version__ = "0.1.0"
 
@@ -27,12 +27,12 @@ _HOMES = {
     "Mesh": "distpar.mesh",
     "Options": "distpar.options",
     "ParallelStep": "distpar.api",
-    "Plan": "distpar.plan",
-    "Verification": "distpar.verify",
+    "Plan": "distpar.plans",
+    "Verification": "distpar.verification",
     "parallelize": "distpar.api",
     "plan": "distpar.api",
     "simulate": "distpar.api",
-    "verify": "distpar.verify",
+    "verify": "distpar.verification",
 }
 
 __all__ = [

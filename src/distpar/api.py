@@ -23,14 +23,14 @@ from distpar.layout import Layout
 from distpar.lower import lower
 from distpar.mesh import Mesh
 from distpar.options import Options
-from distpar.plan import Plan
+from distpar.plans import Plan
 from distpar.pose import graph_hash, make_plan
 from distpar.program import Program
 from distpar.runtime import groups as process_groups
 from distpar.runtime.executor import Executor
 from distpar.runtime.failure import Watch, compare
 from distpar.runtime.store import Store, local
-from distpar.simulate import Simulator
+from distpar.simulator import Simulator
 
 Pins = Mapping[str, str | Layout]
 
@@ -56,7 +56,7 @@ def parallelize(
         pins: layouts that are given: `{"model.head.weight": "[*/ranks, *]"}`.
         plan: a plan that was made before, for the same step.
     """
-    return ParallelStep(fn, mesh, _cluster(cluster), options or Options(), dict(pins or {}), plan)
+    return ParallelStep(fn, mesh, as_cluster(cluster), options or Options(), dict(pins or {}), plan)
 
 
 def plan(
@@ -71,7 +71,7 @@ def plan(
     """The plan of a step, without running it; no devices are needed and models may be on `meta`."""
     options = options or Options()
     captured = capture(fn, args, kwargs, rng=options.rng)
-    return make_plan(captured.graph, mesh or Mesh(ranks=2), _cluster(cluster), options, pins or {})
+    return make_plan(captured.graph, mesh or Mesh(ranks=2), as_cluster(cluster), options, pins or {})
 
 
 def simulate(
@@ -89,7 +89,7 @@ def simulate(
     """
     options = options or Options()
     captured = capture(fn, args, kwargs, rng=options.rng)
-    chosen = plan or make_plan(captured.graph, mesh or Mesh(ranks=2), _cluster(None), options, {})
+    chosen = plan or make_plan(captured.graph, mesh or Mesh(ranks=2), as_cluster(None), options, {})
     check_plan(chosen, captured)
     outcome = Simulator(lower(captured.graph, chosen)).run(captured.read(args, kwargs, seed))
     captured.write(args, kwargs, outcome.writes)
@@ -108,7 +108,7 @@ def check_plan(plan: Plan, captured: Captured) -> None:
         )
 
 
-def _cluster(cluster: Cluster | str | None) -> Cluster:
+def as_cluster(cluster: Cluster | str | None) -> Cluster:
     if isinstance(cluster, Cluster):
         return cluster
     if cluster is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from distpar.graph import Graph, Ref, TensorType
 from distpar.layout import Layout
-from distpar.plan import Plan
+from distpar.plans import Plan
 from distpar.program import Bucket, Call, Convert, Free, Instruction, Program, ProgramInput, Slot, Wait
 from distpar.reshard import AllReduce, MakePartial, ShardToPartial, Slice, after
 

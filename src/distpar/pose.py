@@ -29,7 +29,7 @@ from distpar.layout import Layout, Placement, Replicate, Shard, largest_shape
 from distpar.mesh import Mesh
 from distpar.notation import parse_pin
 from distpar.options import Options
-from distpar.plan import Conversion, NodeInfo, Plan, Prediction, Traffic
+from distpar.plans import Conversion, NodeInfo, Plan, Prediction, Traffic
 from distpar.reshard import after, volume
 from distpar.rules.spec import Signature
 from distpar.search import solve
@@ -323,9 +323,9 @@ def _fans(
         extra.setdefault(ref, []).append((index, wanted[index - base]))
     for index, (_, ref) in zip(gradients, graph.gradients, strict=True):
         extra.setdefault(ref, []).append((index, wanted[index - base]))
-    for node, ref in written.items():
-        kept = tuple(signature.outputs[0] for signature in signatures[node])
-        extra.setdefault(ref, []).append((node, kept))
+    for index, ref in written.items():
+        kept = tuple(signature.outputs[0] for signature in signatures[index])
+        extra.setdefault(ref, []).append((index, kept))
     for node in graph.nodes:
         for output, type_ in enumerate(node.outputs):
             ref = Ref(node.index, output)

@@ -228,7 +228,7 @@ OWN: dict[Any, Decomposition] = {
     aten.min.default: _min_all,
 }
 
-_TORCHS_OWN = [
+_TORCHS_OWN: list[Any] = [
     aten.native_batch_norm, aten.native_batch_norm_backward, aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_no_training, aten._native_batch_norm_legit_functional,
     aten.native_layer_norm, aten.native_layer_norm_backward, aten._fused_rms_norm, aten._fused_rms_norm_backward,

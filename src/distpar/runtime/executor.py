@@ -75,7 +75,7 @@ class _Builder:
                     self.values[slot] = self.pending.pop(slot)()
                 case Free():
                     pass
-        outputs = [self.values[r.index] if isinstance(r, Slot) else r for r in program.results]
+        outputs: list[Any] = [self.values[r.index] if isinstance(r, Slot) else r for r in program.results]
         outputs += [self.values[slot] for _, slot in program.writes]
         outputs += [self.values[slot] for _, slot, _ in program.gradients]
         self.graph.output(tuple(outputs))

@@ -163,7 +163,7 @@ def prepare(
 
 
 def _stacked(pieces: Sequence[Box], whole: Box, padded: int | None) -> bool:
-    """Whether the pieces, one after the other, are the whole in memory: cut along its first dim of more than one row."""
+    """Whether the pieces, one after the other, are the whole in memory: they cut its first dim, in order."""
     if padded is not None and any(_count(piece) != padded for piece in pieces):
         return False
     position = whole[0][0] if whole else 0
@@ -220,7 +220,8 @@ def simulate(
             case "all_gather":
                 got = torch.cat(parts)
             case _:
-                got = torch.cat([_sent_to(part, moves[peer], move.index) for part, peer in zip(parts, move.peers, strict=True)])
+                pairs = zip(parts, move.peers, strict=True)
+                got = torch.cat([_sent_to(part, moves[peer], move.index) for part, peer in pairs])
         out.append(move.unpack(got))
     return out
 

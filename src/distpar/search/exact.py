@@ -2,7 +2,7 @@
 
     x[n, s]          node n takes strategy s                         binary, one a node
     y[f, a, b]       fan f, made in state a, is converted to b       0..1
-    r[f, c, a, b]    consumer c's own share of y                     row sums: the producer is in a; column sums: c wants b
+    r[f, c, a, b]    consumer c's own share of y                     row sums: made in a; column sums: c wants b
 
 With one consumer y is r, and the row and column sums make the relaxation tight; with several, y >= r of each,
 so a conversion is paid once. Only x has to be binary. Memory is a row for each time at which the live set is

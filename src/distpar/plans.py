@@ -19,7 +19,7 @@ from distpar.graph import NumberType, Ref, TensorType, ValueType, Where
 from distpar.layout import Layout, Reduction
 from distpar.mesh import Mesh
 from distpar.notation import format_layout
-from distpar.reshard import Step
+from distpar.reshard import AllToAll, Step
 from distpar.rules.spec import Signature
 
 _FORMAT = 1
@@ -171,7 +171,7 @@ def describe_step(step: Step) -> str:
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(step).__name__).lower()
     parts = [" ".join(step.axes)]
     parts += [f"dim {step.dim}"] if hasattr(step, "dim") else []
-    parts += [f"dim {step.source} to {step.target}"] if hasattr(step, "source") else []
+    parts += [f"dim {step.source} to {step.target}"] if isinstance(step, AllToAll) else []
     return f"{name}({', '.join(parts)})"
 
 

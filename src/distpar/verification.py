@@ -31,6 +31,8 @@ from distpar.simulator import Simulator, difference
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 """Largest difference allowed, relative to the largest element (or 1 if that is smaller)."""
+_NARROW = {"f32": 1e-4, "bf16": 2e-2, "f16": 2e-2}
+"""A model that computes a part of itself in a narrower dtype has that dtype's rounding everywhere after it."""
 KINDS = ("results", "gradients", "parameters", "buffers", "state", "replicas")
 
 
@@ -76,6 +78,7 @@ def verify(
     chosen = plan or make_plan(captured.graph, mesh, as_cluster(cluster), options, pins or {})
     simulator = Simulator(lower(captured.graph, chosen, overlap=options.overlap))
     report = Verification(mesh, chosen, steps)
+    least = _narrowest(captured)
     for number in range(1, steps + 1):
         seed = step_seed(torch.initial_seed(), number)
         before = captured.read(our_args, our_kwargs, seed)
@@ -87,14 +90,25 @@ def verify(
             expected = fn(*plain_args, **plain_kwargs)
         pairs = _pairs(captured, expected, outcome.results, (plain_args, plain_kwargs), (our_args, our_kwargs))
         for kind, name, one, many in [*pairs, ("replicas", "", outcome.replica_difference, None)]:
-            gap, allowed = _gap(one, many)
+            gap, allowed = _gap(one, many, least)
             report.worst[kind] = max(report.worst[kind], gap)
             if gap > allowed:
                 raise _differs(captured, chosen, simulator, before, f"{kind} {name}".strip(), number, gap, allowed)
     return report
 
 
-def _gap(one: Any, many: Any) -> tuple[float, float]:
+def _narrowest(captured: Captured) -> float:
+    """The tolerance of the narrowest floating dtype that any op of the step computes in."""
+    dtypes = {
+        type_.dtype
+        for node in captured.graph.nodes
+        for type_ in node.outputs
+        if node.input is None and isinstance(type_, TensorType) and type_.numel > 1
+    }
+    return max((_NARROW.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+
+
+def _gap(one: Any, many: Any, least: float = 0.0) -> tuple[float, float]:
     """The difference of two values, and what is allowed."""
     if isinstance(one, torch.Tensor) != isinstance(many, torch.Tensor) and many is not None:
         one, many = torch.as_tensor(one), torch.as_tensor(many)
@@ -102,11 +116,12 @@ def _gap(one: Any, many: Any) -> tuple[float, float]:
         if one.shape != many.shape or one.dtype != many.dtype:
             return float("inf"), 0.0
         tolerance = _TOLERANCE.get(one.dtype, 0.0)
+        tolerance = max(tolerance, least) if tolerance else 0.0
         finite = one.detach()[one.detach().isfinite()] if one.numel() else one
         scale = max(1.0, float(finite.abs().max())) if finite.numel() and tolerance else 1.0
         return difference(one, many), tolerance * scale
     if isinstance(one, float):
-        return (one if many is None else abs(one - many)), 1e-9
+        return (one if many is None else abs(one - many)), max(1e-9, least)
     return (0.0 if one == many or many is None else float("inf")), 0.0
 
 

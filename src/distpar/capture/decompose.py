@@ -64,6 +64,16 @@ def _softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
     return out if half_to_float else out.to(x.dtype)
 
 
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
+    """A row that is masked out everywhere gives zeros."""
+    top = aten.amax(x, [dim], True)
+    gone = top == -math.inf
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    shifted = torch.where(gone, zero, torch.exp(x - torch.where(gone, zero, top)))
+    total = aten.sum.dim_IntList(shifted, [dim], True)
+    return torch.where(gone, zero, shifted / total)
+
+
 def _log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
     wide = x.float() if half_to_float or x.dtype in (torch.bfloat16, torch.float16) else x
     shifted = wide - aten.amax(wide, [dim], True)
@@ -212,6 +222,7 @@ OWN: dict[Any, Decomposition] = {
     aten.var_mean.correction: _var_mean,
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _log_softmax,
+    aten._safe_softmax.default: _safe_softmax,
     aten._softmax_backward_data.default: _softmax_backward,
     aten._log_softmax_backward_data.default: _log_softmax_backward,
     aten.nll_loss_forward.default: _nll_forward,

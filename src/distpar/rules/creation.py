@@ -63,6 +63,7 @@ RULES = {
     "aten.new_zeros.default": _shaped(1),
     "aten.new_ones.default": _shaped(1),
     "aten.new_empty.default": _shaped(1),
+    "aten.scalar_tensor.default": Rule(_rows),
     "aten.arange.default": Rule(_rows, _arange_local),
     "aten.arange.start": Rule(_rows, _arange_local),
     "aten.arange.start_step": Rule(_rows, _arange_local),

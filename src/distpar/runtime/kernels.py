@@ -25,6 +25,9 @@ def resolve(name: str) -> Callable[..., Any]:
     """ "aten.mm.default", "operator.mul", "math.sqrt", "distpar.uniform" -> the callable."""
     space, _, rest = name.partition(".")
     match space:
+        case "aten" if rest in ("view.default", "_unsafe_view.default"):
+            # Blocks and values made by other kernels may lie in memory in another order.
+            return aten.reshape.default  # type: ignore[no-any-return]
         case "aten" | "prims":
             packet, _, overload = rest.rpartition(".")
             found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, space), packet), overload)

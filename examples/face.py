@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 
 import numpy as np
 import torch
@@ -74,7 +75,7 @@ def job(identities: int = 50_000, size: int = 64):
     """(step, args) for `distpar plan examples/face.py:job`."""
     torch.manual_seed(0)
     model = FaceNet(identities)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     return train_step, (model, optimizer, *batch(photographs(), size, 0))
 
 
@@ -87,7 +88,8 @@ def main() -> None:
     step = distpar.parallelize(step)
     faces = photographs()
     losses = [float(step(model, optimizer, *batch(faces, 64, number))) for number in range(options.steps)]
-    print("losses", " ".join(f"{loss:.4f}" for loss in losses))
+    if os.environ.get("RANK", "0") == "0":
+        print("losses", " ".join(f"{loss:.4f}" for loss in losses))
 
 
 if __name__ == "__main__":

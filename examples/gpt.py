@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sysconfig
 from pathlib import Path
 
@@ -75,7 +76,8 @@ def main() -> None:
     for number in range(options.steps):
         losses.append(float(step(model, optimizer, batch(data, number))))
         schedule.step()
-    print("losses", " ".join(f"{loss:.4f}" for loss in losses))
+    if os.environ.get("RANK", "0") == "0":
+        print("losses", " ".join(f"{loss:.4f}" for loss in losses))
 
 
 if __name__ == "__main__":

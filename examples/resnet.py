@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 import numpy as np
 import torch
@@ -78,7 +79,8 @@ def main() -> None:
     step, (model, optimizer, *_) = job()
     step = distpar.parallelize(step)
     losses = [float(step(model, optimizer, *batch(number))) for number in range(options.steps)]
-    print("losses", " ".join(f"{loss:.4f}" for loss in losses))
+    if os.environ.get("RANK", "0") == "0":
+        print("losses", " ".join(f"{loss:.4f}" for loss in losses))
 
 
 if __name__ == "__main__":

@@ -75,8 +75,12 @@ def run_ranks(
     for process in processes:
         process.start()
     try:
-        return _collect(processes, answers, time.monotonic() + timeout, timeout)
+        found = _collect(processes, answers, time.monotonic() + timeout, timeout)
+        for process in processes:
+            process.join(10)
+        return found
     finally:
+        answers.close()
         for process in processes:
             if process.is_alive():
                 process.terminate()

@@ -15,7 +15,7 @@ import difflib
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -71,13 +71,79 @@ def make_plan(
     problem, unfold = posed.problem, None
     if len(graph.nodes) > _FOLD_ABOVE and not str(options.solver).startswith("random"):
         problem, unfold = fold(posed.problem, posed.classes)
+    starts = _starts(posed, problem, options, posed.classes if unfold else None)
     answer = solve(
-        problem, options.solver, time_limit=options.time_limit, gap=options.gap
+        problem, options.solver, time_limit=options.time_limit, gap=options.gap, starts=starts
     )
     if answer.status == "infeasible":
         raise _infeasible(posed, answer, pins)
     strategies = unfold(answer.strategies) if unfold else answer.strategies
     return _plan(posed, tuple(int(s) for s in strategies), answer)
+
+
+def _starts(
+    posed: Posed, problem: Problem, options: Options, classes: Sequence[int] | None
+) -> list[tuple[int, ...]]:
+    """Good assignments of a mesh of several axes: one axis after the other, in both directions.
+
+    Alone they are not good enough (the second axis is laid on top of what the first has chosen), but they give
+    the joint search a plan to beat, and an answer when its time runs out.
+    """
+    axes = [name for name, size in posed.mesh.axes if size > 1]
+    if len(axes) < 2 or options.solver not in ("auto", "exact"):
+        return []
+    labels = [tuple(map(_layouts, found)) for found in posed.signatures]
+    labels += [tuple((layout,) for layout in found) for found in posed.wanted]
+    if classes is not None:
+        labels = [labels[list(classes).index(c)] for c in dict.fromkeys(classes)]
+    found = [_one_by_one(problem, labels, order, options) for order in (axes, axes[::-1])]
+    return [start for start in found if start]
+
+
+def _layouts(signature: Signature) -> tuple[Layout, ...]:
+    return (*signature.operands, *signature.outputs)
+
+
+def _one_by_one(
+    problem: Problem, labels: Sequence[Sequence[tuple[Layout, ...]]], order: Sequence[str], options: Options
+) -> tuple[int, ...]:
+    chosen: list[tuple[Layout, ...]] | None = None
+    strategies: tuple[int, ...] = ()
+    for number in range(len(order)):
+        known, open_ = order[:number], order[number + 1 :]
+        allowed = [
+            [
+                _free_of(label, open_) and (chosen is None or _on(label, known) == _on(chosen[node], known))
+                for label in found
+            ]
+            for node, found in enumerate(labels)
+        ]
+        if not all(map(any, allowed)):
+            return ()
+        part = _masked(problem, allowed)
+        answer = solve(part, "exact", time_limit=options.time_limit / 4, gap=max(options.gap, 1e-3))
+        if answer.status == "infeasible":
+            return ()
+        strategies = answer.strategies
+        chosen = [found[s] for found, s in zip(labels, strategies, strict=True)]
+    return strategies
+
+
+def _free_of(label: tuple[Layout, ...], axes: Sequence[str]) -> bool:
+    return all(axis not in layout.axes for layout in label for axis in axes)
+
+
+def _on(label: tuple[Layout, ...], axes: Sequence[str]) -> tuple[Placement, ...]:
+    return tuple(layout.placement(axis) for layout in label for axis in axes)
+
+
+def _masked(problem: Problem, allowed: Sequence[Sequence[bool]]) -> Problem:
+    """The same problem with some strategies forbidden; memory is looked at by the joint search alone."""
+    choices = tuple(
+        replace(choice, costs=np.where(row, choice.costs, np.inf))
+        for choice, row in zip(problem.choices, allowed, strict=True)
+    )
+    return Problem(choices, problem.fans, None, problem.fixed_memory)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def face(identities: int, steps: int) -> Job:
     def make() -> tuple[nn.Module, Any, Any]:
         torch.manual_seed(0)
         model = FaceNet(identities)
-        return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), None
+        return model, torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9), None
 
     def batch(number: int) -> tuple[torch.Tensor, ...]:
         draw = torch.Generator().manual_seed(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ from distpar.runtime.groups import start
 from distpar.runtime.random import global_rng
 
 
+_ROUNDING = torch.finfo(torch.float32).eps
+
+
 def rank(names: tuple[str, ...], identities: int, steps: int, rounds: int) -> None:
     """Both jobs on this rank. Rank 0 speaks."""
     # The library runs optimizers' updates in its own program, so schedulers see no call of optimizer.step.
@@ -39,7 +42,8 @@ def rank(names: tuple[str, ...], identities: int, steps: int, rounds: int) -> No
 
 def _train(job: Job, console: Console, steps: int, rounds: int) -> None:
     console.rule(f"[bold]{job.title}")
-    alone = _alone(job, console, steps)
+    alone = _alone(job, console, steps, "one device")
+    nudged = _alone(job, console, steps, "one device, weights moved by a rounding", _ROUNDING)
     model, optimizer, schedule = job.make()
     console.print(f"before training  {_score(job, model)}")
     step = distpar.parallelize(job.step)
@@ -57,24 +61,36 @@ def _train(job: Job, console: Console, steps: int, rounds: int) -> None:
             schedule.step()
     trained = _whole(job, model)
     console.print(f"after training   {_score(job, trained)}\n")
-    _losses(console, alone, losses)
+    _losses(console, alone, nudged, losses)
     _predicted(job, console, step, model, optimizer, statistics.median(seconds[2:] or seconds))
     _against_ddp(job, console, step, model, optimizer, rounds)
 
 
-def _alone(job: Job, console: Console, steps: int) -> list[float]:
-    """The losses of one device: plain eager PyTorch on rank 0 while the others wait."""
-    losses: list[Any] = []
+def _alone(job: Job, console: Console, steps: int, text: str, nudge: float = 0.0) -> list[float]:
+    """The losses of one device: plain eager PyTorch on rank 0 while the others wait.
+
+    `nudge` moves all starting weights by that fraction: how far rounding alone drives this training apart.
+    """
+    held: list[Any] = [None]
     if dist.get_rank() == 0:
-        model, optimizer, schedule = job.make()
-        for number in _bar(console, "one device", steps):
-            with global_rng(step_seed(torch.initial_seed(), number + 1)):
-                losses.append(float(job.step(model, optimizer, *job.batch(number)).detach()))
-            if schedule is not None:
-                schedule.step()
-    held = [losses]
+        held = [_plain(job, nudge, _bar(console, text, steps))]
     dist.broadcast_object_list(held, src=0)
-    return held[0]
+    found: list[float] = held[0]
+    return found
+
+
+def _plain(job: Job, nudge: float, numbers: Iterable[int]) -> list[float]:
+    losses = []
+    model, optimizer, schedule = job.make()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 + nudge)
+    for number in numbers:
+        with global_rng(step_seed(torch.initial_seed(), number + 1)):
+            losses.append(float(job.step(model, optimizer, *job.batch(number)).detach()))
+        if schedule is not None:
+            schedule.step()
+    return losses
 
 
 def _bar(console: Console, text: str, steps: int) -> Iterator[int]:
@@ -96,13 +112,15 @@ def _whole(job: Job, model: nn.Module) -> nn.Module:
     return plain
 
 
-def _losses(console: Console, alone: list[float], losses: list[float]) -> None:
+def _losses(console: Console, alone: list[float], nudged: list[float], losses: list[float]) -> None:
     console.print("step   one device   ranks        difference")
     gaps = [abs(a - b) for a, b in zip(alone, losses, strict=True)]
     shown = sorted({*range(0, len(losses), max(1, len(losses) // 8)), len(losses) - 1})
     for number in shown:
         console.print(f"{number:>4}   {alone[number]:<12.6f} {losses[number]:<12.6f} {gaps[number]:.2g}")
-    console.print(f"largest difference of all {len(losses)} losses: {max(gaps):.2g} (float32)\n")
+    own = max(abs(a - b) for a, b in zip(alone, nudged, strict=True))
+    console.print(f"largest difference of all {len(losses)} losses: {max(gaps):.2g} (float32)")
+    console.print(f"one device differs from itself by {own:.2g} when its first weights are moved by one rounding\n")
 
 
 def _predicted(job: Job, console: Console, step: Any, model: Any, optimizer: Any, seconds: float) -> None:

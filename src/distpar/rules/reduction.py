@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from distpar.graph import OpSpec
 from distpar.layout import Partial, Shard
 from distpar.mesh import Mesh
-from distpar.rules.rule import MAX, MIN, SUM, Rule, argument, dims_row, numbers, shape
+from distpar.rules.rule import MAX, MIN, SUM, Rule, argument, dims_row, numbers, shape, tensor
 from distpar.rules.spec import LocalCall, Row, Signature
 
 
@@ -27,7 +27,8 @@ def reduction(partial: Partial, kernel: str = "") -> Rule:
             else:
                 place = dim if kept else dim - sum(d < dim for d in dims)
                 yield dims_row([dim], [place])
-        yield Row((partial,), (partial,))
+        if tensor(spec.operands[0]).dtype != "bool":
+            yield Row((partial,), (partial,))
 
     def local(spec: OpSpec, signature: Signature, mesh: Mesh, rank: int) -> LocalCall:
         dims = argument(spec, 1, "dim") or ()

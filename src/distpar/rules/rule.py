@@ -63,7 +63,8 @@ def moved(spec: OpSpec) -> list[Row]:
             (partial,) * len(spec.outputs),
         )
         for partial in (SUM, MAX, MIN)
-        if any(tensors)
+        # Truth values have no sum.
+        if any(tensors) and (partial is not SUM or tensor(spec.outputs[0]).dtype != "bool")
     ]
 
 

@@ -99,7 +99,7 @@ def _embedding_backward_block(
 ) -> torch.Tensor:
     """The table's gradient for rows [start, stop)."""
     inside = (index >= start) & (index < stop) & (index != padding_idx)
-    flat = grad.reshape(-1, grad.shape[-1]) * inside.reshape(-1, 1)
+    flat = grad.flatten(0, -2) * inside.flatten().unsqueeze(1)
     out = grad.new_zeros((stop - start, grad.shape[-1]))
     if stop > start:
         out.index_add_(0, torch.where(inside, index - start, 0).reshape(-1), flat)
@@ -148,13 +148,10 @@ def _select_block(x: torch.Tensor, dim: int, index: int, start: int, stop: int) 
 def _convolution(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
     if x.numel() and weight.numel():
         return aten.convolution(x, weight, *rest)
-    meta = aten.convolution(
-        torch.empty((max(1, x.shape[0]), *x.shape[1:]), device="meta"),
-        torch.empty((max(1, weight.shape[0]), *weight.shape[1:]), device="meta"),
-        None, *rest[1:],
-    ) if x.shape[1] and weight.shape[1] else None  # fmt: skip
-    assert meta is not None, "bug: a convolution without channels"
-    return x.new_zeros((x.shape[0], weight.shape[0], *meta.shape[2:]))
+    # An empty batch, no channels out, or no channels in (a sum of nothing): the shape is all that is missing.
+    wide = [torch.empty([max(1, size) for size in t.shape], device="meta") for t in (x, weight)]
+    shape = aten.convolution(*wide, None, *rest[1:]).shape
+    return x.new_zeros((x.shape[0], weight.shape[0], *shape[2:]))
 
 
 def _convolution_backward(
@@ -166,7 +163,8 @@ def _convolution_backward(
     return (
         torch.zeros_like(x) if mask[0] else None,
         torch.zeros_like(weight) if mask[1] else None,
-        weight.new_zeros(weight.shape[0]) if mask[2] else None,
+        # Without channels in, the bias still has its gradient.
+        grad.sum(dim=[d for d in range(grad.dim()) if d != 1]) if mask[2] else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from distpar.errors import UsageError
 from distpar.search.exact import Exact
@@ -11,14 +11,19 @@ from distpar.search.simple import Random, brute
 
 
 def solve(
-    problem: Problem, solver: str | Callable[[Problem], Assignment], *, time_limit: float, gap: float
+    problem: Problem,
+    solver: str | Callable[[Problem], Assignment],
+    *,
+    time_limit: float,
+    gap: float,
+    starts: Sequence[tuple[int, ...]] = (),
 ) -> Assignment:
     """Solve a problem by a solver's name ("auto", "exact", "brute", "random:SEED") or by a callable.
 
     Raises:
         UsageError: a callable's answer is not an assignment of this problem.
     """
-    answer = _solver(solver, time_limit, gap)(problem)
+    answer = _solver(solver, time_limit, gap, tuple(starts))(problem)
     sizes = [choice.num_strategies for choice in problem.choices]
     fits = len(answer.strategies) == len(sizes) and all(
         0 <= strategy < size for strategy, size in zip(answer.strategies, sizes, strict=False)
@@ -32,13 +37,18 @@ def solve(
     return answer
 
 
-def _solver(solver: str | Callable[[Problem], Assignment], time_limit: float, gap: float) -> Solver:
+def _solver(
+    solver: str | Callable[[Problem], Assignment],
+    time_limit: float,
+    gap: float,
+    starts: tuple[tuple[int, ...], ...],
+) -> Solver:
     if not isinstance(solver, str):
         return solver
     name, _, seed = solver.partition(":")
     match name:
         case "auto" | "exact":
-            return Exact(time_limit, gap)
+            return Exact(time_limit, gap, starts)
         case "brute":
             return brute
         case "random":

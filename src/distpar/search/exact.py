@@ -32,19 +32,31 @@ class Exact:
 
     time_limit: float = 60.0
     gap: float = 1e-6
+    starts: tuple[tuple[int, ...], ...] = ()
 
     def __call__(self, problem: Problem) -> Assignment:
         kept = _undominated(problem)
         model = _Model(problem, kept)
-        found, bound = model.solve(self.time_limit, self.gap)
+        start = self._best_start(problem)
+        found, bound = model.solve(self.time_limit, self.gap, start)
+        if start is not None and (found is None or cost_of(problem, start) < cost_of(problem, found)):
+            found, bound = start, min(bound, cost_of(problem, start))
         if found is None:
             smallest = _Model(problem, kept, minimise_memory=True).solve(self.time_limit, 1e-4)[0]
             peak = None if smallest is None else peak_memory(problem, smallest)
             return Assignment((), math.inf, math.inf, "infeasible", peak)
         cost = cost_of(problem, found)
         bound = min(bound, cost)
+        bound = max(bound, 0.0) if np.isfinite(bound) else 0.0
         proved = cost - bound <= max(self.gap, 1e-6) * max(cost, 1e-12)
         return Assignment(found, cost, bound, "optimal" if proved else "feasible")
+
+
+    def _best_start(self, problem: Problem) -> tuple[int, ...] | None:
+        """The cheapest of the given assignments that fits into memory."""
+        limit = problem.memory_limit
+        fitting = [s for s in self.starts if limit is None or peak_memory(problem, s) <= limit]
+        return min(fitting, key=lambda s: cost_of(problem, s), default=None)
 
 
 def _undominated(problem: Problem) -> list[list[int]]:
@@ -180,7 +192,9 @@ class _Model:
     def can_bind(self, live: list[tuple[int, float]], room: float) -> bool:
         return sum(size for _, size in live) > room
 
-    def solve(self, time_limit: float, gap: float) -> tuple[tuple[int, ...] | None, float]:
+    def solve(
+        self, time_limit: float, gap: float, start: tuple[int, ...] | None = None
+    ) -> tuple[tuple[int, ...] | None, float]:
         """(strategies or None, lower bound in seconds)."""
         import highspy
 
@@ -193,6 +207,8 @@ class _Model:
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("random_seed", 0)
         solver.passModel(self.lp(highspy))
+        if start is not None:
+            self.give(solver, highspy, start)
         solver.run()
         info = solver.getInfo()
         if info.primal_solution_status != 2:
@@ -205,6 +221,31 @@ class _Model:
         integral = any(self.binary)
         bound = info.mip_dual_bound if integral else info.objective_function_value
         return found, bound / _SCALE
+
+    def give(self, solver, highspy, start: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
+        """Start from an assignment: its nodes' columns are given, HiGHS completes the rest by a linear program."""
+        columns, values = [], []
+        for first, strategies, chosen, fan_states in zip(
+            self.first, self.kept, start, self.states(), strict=True
+        ):
+            same = [i for i, s in enumerate(strategies) if fan_states[s] == fan_states[chosen]]
+            taken = strategies.index(chosen) if chosen in strategies else same[0]
+            for i in range(len(strategies)):
+                columns.append(first + i)
+                values.append(1.0 if i == taken else 0.0)
+        solver.setSolution(len(columns), np.array(columns, dtype=np.int32), np.array(values))
+
+    def states(self) -> list[list[tuple[int, ...]]]:
+        """For each node and strategy its states in all fans."""
+        columns: list[list[list[int]]] = [[] for _ in self.problem.choices]
+        for fan in self.problem.fans:
+            columns[fan.producer].append([int(s) for s in fan.sources])
+            for reader in fan.consumers:
+                columns[reader.node].append([int(t) for t in reader.targets])
+        return [
+            [tuple(column[s] for column in found) for s in range(choice.num_strategies)]
+            for choice, found in zip(self.problem.choices, columns, strict=True)
+        ]
 
     def lp(self, highspy):  # type: ignore[no-untyped-def]
         order = np.lexsort((self.columns, self.rows))

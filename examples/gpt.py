@@ -1,82 +1,100 @@
-"""A small GPT-2 on the source text of Python's standard library, written for one device.
+"""Language modelling: a small GPT-2 from transformers on the source text of Python's standard library.
 
-    python examples/gpt.py
-    torchrun --nproc-per-node 4 examples/gpt.py --steps 50
+    python examples/gpt.py                                    one rank
+    torchrun --nproc-per-node 4 examples/gpt.py               four ranks
+    distpar plan examples/gpt.py:job --ranks 4                only the plan
+
+Needs transformers and tokenizers.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sysconfig
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import distpar
 
-SIZE, LENGTH = 16, 64
+VOCABULARY, LENGTH = 2048, 64
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor):
+@cache
+def tokens() -> torch.Tensor:
+    """The text of some modules of the standard library, by a byte-pair tokenizer trained on it."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:40]
+    text = "\n".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([text], vocab_size=VOCABULARY, show_progress=False)
+    return torch.tensor(tokenizer.encode(text).ids)
+
+
+def batch_of(number: int, batch: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(number)
+    starts = torch.randint(len(tokens()) - LENGTH, (batch,), generator=generator)
+    return torch.stack([tokens()[start : start + LENGTH] for start in starts.tolist()])
+
+
+def train_step(model: nn.Module, optimizer: Any, batch: torch.Tensor) -> torch.Tensor:
     optimizer.zero_grad()
-    loss = model(input_ids=tokens, labels=tokens).loss
+    logits = model(input_ids=batch).logits
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return loss
 
 
-def text() -> torch.Tensor:
-    """Bytes of a part of the standard library."""
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:60]
-    return torch.frombuffer(bytearray(b"\n".join(f.read_bytes() for f in files)), dtype=torch.uint8)
+def job(batch: int = 8, width: int = 128, layers: int = 2) -> tuple[Any, tuple[Any, ...]]:
+    """The step and its arguments, for `distpar plan` and `distpar bench`."""
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-
-def batch(data: torch.Tensor, number: int) -> torch.Tensor:
-    """Random windows of the text; the same on every rank."""
-    starts = torch.randint(len(data) - LENGTH, (SIZE, 1), generator=torch.Generator().manual_seed(number))
-    return data[starts + torch.arange(LENGTH)].long()
-
-
-def make_model() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=256, n_positions=LENGTH, n_embd=96, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0,
+        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=width, n_layer=layers, n_head=4,
+        bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-    return model, torch.optim.AdamW(groups, lr=3e-3)
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    return train_step, (model, optimizer, batch_of(0, batch))
 
 
-def job():
-    """(step, args) for `distpar plan examples/gpt.py:job`."""
-    return train_step, (*make_model(), batch(text(), 0))
+def schedule(optimizer: Any, steps: int) -> Any:
+    """Warm-up over a tenth of the steps, then a cosine to zero."""
+    warm = max(1, steps // 10)
+
+    def factor(step: int) -> float:
+        if step < warm:
+            return (step + 1) / warm
+        return 0.5 + 0.5 * float(torch.cos(torch.tensor(torch.pi * (step - warm) / max(1, steps - warm))))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=20)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
-    model, optimizer = make_model()
-    data = text()
-
-    def rate(number: int) -> float:
-        return min(1.0, (number + 1) / 5) * 0.5 * (1 + math.cos(math.pi * number / options.steps))
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    step = distpar.parallelize(train_step)
+    step, (model, optimizer, _) = job()
+    scheduler = schedule(optimizer, options.steps)
+    step = distpar.parallelize(step)
     losses = []
     for number in range(options.steps):
-        losses.append(float(step(model, optimizer, batch(data, number))))
-        schedule.step()
+        losses.append(float(step(model, optimizer, batch_of(number, 8)).detach()))
+        scheduler.step()
     if os.environ.get("RANK", "0") == "0":
+        print(step.plan)
         print("losses", " ".join(f"{loss:.4f}" for loss in losses))
 
 

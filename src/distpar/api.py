@@ -5,6 +5,7 @@ graph = capture(step, args) -> plan = make_plan(graph, mesh, cluster) -> program
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from distpar.capture import Captured, capture, signature_key
-from distpar.capture.fake import GradientBinding, HyperBinding, ModuleBinding, StateBinding
+from distpar.capture.fake import DataBinding, GradientBinding, HyperBinding, ModuleBinding, StateBinding
 from distpar.capture.objects import find
 from distpar.cost.cluster import Cluster
 from distpar.errors import UsageError
@@ -28,7 +29,7 @@ from distpar.pose import graph_hash, make_plan
 from distpar.program import Program
 from distpar.runtime import groups as process_groups
 from distpar.runtime.executor import Executor
-from distpar.runtime.failure import Watch, compare
+from distpar.runtime.failure import Watch, agree, compare
 from distpar.runtime.store import Store, local
 from distpar.simulator import Simulator
 
@@ -142,6 +143,8 @@ class ParallelStep:
         self.fn, self.cluster, self.options = fn, cluster, options
         self._mesh, self._pins, self._given = mesh, pins, plan
         self._ready: dict[Any, _Ready] = {}
+        self._numbers: dict[Any, int] = {}
+        self._control: Any = None
         self._last: _Ready | None = None
         self._rank, self._num_ranks = 0, 0
         self._steps = 0
@@ -149,6 +152,11 @@ class ParallelStep:
         self._store: Store | None = None
         self._groups: process_groups.Groups | None = None
         self._watch: Watch | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed that the steps' own seeds are made from: rank 0's `torch.initial_seed()` at the first call."""
+        return self._seed
 
     @property
     def plan(self) -> Plan:
@@ -180,6 +188,8 @@ class ParallelStep:
     def _guarded(self, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Any error on this rank is told to the others; another rank's error is told here."""
         try:
+            if self._watch is not None:
+                self._watch.calls += 1
             return work(args, kwargs)
         except BaseException as error:
             if self._watch is None:
@@ -189,12 +199,19 @@ class ParallelStep:
                 self._watch.post(error)
                 raise
             raise told from error
+        finally:
+            if self._watch is not None and self._watch.calls % 2:
+                self._watch.calls += 1
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Ready:
         self._start()
         key = signature_key(self.fn, args, kwargs, rng=self.options.rng)
-        if self._num_ranks > 1 and key not in self._ready:
-            compare({"the shapes of the arguments": _readable(key)}, self._rank, self._num_ranks)
+        if self._num_ranks > 1:
+            # All ranks must run the same program, or their collectives would not meet.
+            if key not in self._numbers:
+                self._numbers[key] = int(hashlib.sha256(repr(key).encode()).hexdigest()[:15], 16)
+            if not agree(self._numbers[key], self._control):
+                compare({"the shapes of the arguments": _readable(key)}, self._num_ranks, self._control)
         if key not in self._ready:
             self._ready[key] = self._make(args, kwargs)
         self._last = self._ready[key]
@@ -210,9 +227,20 @@ class ParallelStep:
         self._seed = torch.initial_seed()
         if self._num_ranks > 1:
             self._watch = Watch(self._rank)
+            self._control = process_groups.control(self.options.timeout)
             self._groups = process_groups.Groups(self.mesh, self._rank)
             self._store = Store(self.mesh, self._rank, "cuda" if torch.cuda.is_available() else "cpu")
             self._seed = self._from_first(self._seed)
+            atexit.register(self._end)
+
+    def _end(self) -> None:
+        """Leave the process group in order when the program ends."""
+        import torch.distributed as dist
+
+        if self._watch is not None:
+            self._watch.stop()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def _from_first(self, value: Any) -> Any:
         import torch.distributed as dist
@@ -224,14 +252,16 @@ class ParallelStep:
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Ready:
         captured = capture(self.fn, args, kwargs, rng=self.options.rng)
         if self._num_ranks > 1:
-            compare(self._facts(captured, args, kwargs), self._rank, self._num_ranks)
+            compare(self._facts(captured, args, kwargs), self._num_ranks, self._control)
         chosen = self._choose(captured)
         program = lower(captured.graph, chosen, overlap=self.options.overlap)
         if self._groups is not None and self._store is not None:
             self._groups.need(program)
             layouts = {n.index: chosen.layout_of(Ref(n.index)) for n in captured.graph.inputs}
             self._store.settle(captured, find(self.fn, args, kwargs).leaves, layouts)
-        executor = Executor(program, self._rank, self._groups.names if self._groups else {})
+        names = self._groups.names if self._groups else {}
+        apart = no_shared_memory(captured.read(args, kwargs, 0))
+        executor = Executor(program, self._rank, names, donate=apart)
         if self.options.compile:
             executor.compile()
         return _Ready(captured, chosen, program, executor)
@@ -272,11 +302,14 @@ class ParallelStep:
         self, captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, str]:
         facts = {"the captured step": graph_hash(captured.graph), "the version of torch": torch.__version__}
-        if not self._ready:
-            values = captured.read(args, kwargs, 0)
-            for node, binding, value in zip(captured.graph.inputs, captured.bindings, values, strict=True):
-                if isinstance(binding, (ModuleBinding, StateBinding)) and isinstance(value, torch.Tensor):
-                    facts[f"parameter {node.name}"] = digest(local(value))
+        values = captured.read(args, kwargs, 0)
+        for node, binding, value in zip(captured.graph.inputs, captured.bindings, values, strict=True):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if isinstance(binding, DataBinding):
+                facts[f"data {node.name}"] = digest(value)
+            if isinstance(binding, (ModuleBinding, StateBinding)) and not self._ready:
+                facts[f"parameter {node.name}"] = digest(local(value))
         return facts
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -322,6 +355,16 @@ class ParallelStep:
             whole = self._store is None or layouts[node].is_replicated
             kept[node] = value if whole else self._store.wrap(value, layouts[node], type_.shape)  # type: ignore[union-attr]
         captured.set_gradients(args, kwargs, kept)
+
+
+def no_shared_memory(values: list[Any]) -> bool:
+    """Whether no two inputs lie in one storage: only then may an update run in place before the step's end."""
+    storages = [
+        block.untyped_storage().data_ptr()
+        for block in map(local, values)
+        if isinstance(block, torch.Tensor) and block.numel() and block.device.type != "meta"
+    ]
+    return len(storages) == len(set(storages))
 
 
 def _is_random(options: Options) -> bool:

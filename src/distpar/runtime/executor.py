@@ -28,9 +28,9 @@ _REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}
 class Executor:
     """The program of one rank, ready to run: `executor(inputs)` with local tensors and numbers."""
 
-    def __init__(self, program: Program, rank: int, groups: Groups) -> None:
+    def __init__(self, program: Program, rank: int, groups: Groups, *, donate: bool = True) -> None:
         self.program = program
-        builder = _Builder(program, rank, groups)
+        builder = _Builder(program, rank, groups, donate)
         self.module = builder.module()
         self.forward: Callable[..., Any] = self.module.forward
 
@@ -52,12 +52,12 @@ class Executor:
 
 
 class _Builder:
-    def __init__(self, program: Program, rank: int, groups: Groups) -> None:
+    def __init__(self, program: Program, rank: int, groups: Groups, donate: bool) -> None:
         self.program, self.rank, self.groups = program, rank, groups
         self.graph = torch.fx.Graph()
         self.values: dict[int, Any] = {}
         self.pending: dict[int, Callable[[], torch.fx.Node]] = {}
-        self.donors = _donors(program)
+        self.donors = _donors(program) if donate else set()
 
     def module(self) -> torch.fx.GraphModule:
         program = self.program

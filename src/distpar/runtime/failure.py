@@ -27,7 +27,15 @@ class Watch:
         store = dist.distributed_c10d._get_default_store()
         self.store = store.clone() if hasattr(store, "clone") else store
         self.ended = threading.Event()
-        threading.Thread(target=self._watch, daemon=True, name="distpar-watch").start()
+        self.calls = 0
+        """Odd while a step is under way, even between steps."""
+        self.thread = threading.Thread(target=self._watch, daemon=True, name="distpar-watch")
+        self.thread.start()
+
+    def stop(self) -> None:
+        """End the watching thread."""
+        self.ended.set()
+        self.thread.join(timeout=5)
 
     def post(self, error: BaseException) -> None:
         """Tell the others why this rank ends."""
@@ -60,11 +68,12 @@ class Watch:
     def _watch(self) -> None:
         while not self.ended.wait(_POLL):
             message = self.posted()
-            if message and not message.startswith(f"rank {self.rank}:"):
-                if not self.ended.wait(_GRACE):
+            call = self.calls
+            if message and not message.startswith(f"rank {self.rank}:") and call % 2:
+                # A rank that is still in the same step after a while waits for one that will not come.
+                if not self.ended.wait(_GRACE) and self.calls == call:
                     print(failed(message), file=sys.stderr, flush=True)
                     os._exit(1)
-                return
 
 
 def failed(message: str) -> RankFailed:
@@ -81,7 +90,17 @@ def _is_connection(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in text for word in words)
 
 
-def compare(what: dict[str, str], rank: int, num_ranks: int) -> None:
+def agree(number: int, group: Any) -> bool:
+    """Whether all ranks gave the same number: one tiny reduction."""
+    import torch
+    import torch.distributed as dist
+
+    ends = torch.tensor([number, -number], dtype=torch.int64)
+    dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
+    return int(ends[0]) == -int(ends[1])
+
+
+def compare(what: dict[str, str], num_ranks: int, group: Any) -> None:
     """Every rank must say the same of each thing in `what`.
 
     Raises:
@@ -90,7 +109,7 @@ def compare(what: dict[str, str], rank: int, num_ranks: int) -> None:
     import torch.distributed as dist
 
     said: list[dict[str, str]] = [{} for _ in range(num_ranks)]
-    dist.all_gather_object(said, what)
+    dist.all_gather_object(said, what, group=group)
     for key in what:
         values = [answers.get(key, "nothing") for answers in said]
         odd = [i for i, value in enumerate(values) if value != values[0]]
@@ -104,5 +123,6 @@ def compare(what: dict[str, str], rank: int, num_ranks: int) -> None:
 
 _FIXES = {
     "the": "give every rank the same global batch, model and options",
+    "data": "give every rank the same global batch (not its own rows): distpar cuts it",
     "parameter": "seed every rank alike before the model is made, or load the same checkpoint",
 }

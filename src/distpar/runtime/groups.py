@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -46,6 +47,13 @@ def check(mesh: Mesh, num_ranks: int) -> None:
             why=f"it has {mesh.num_ranks} ranks, {num_ranks} are running",
             fix=f"start {mesh.num_ranks} ranks, or use a mesh whose sizes multiply to {num_ranks}",
         )
+
+
+def control(timeout: float) -> Any:
+    """A group of all ranks on the CPU, for agreements between calls."""
+    import torch.distributed as dist
+
+    return dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
 
 
 class Groups:

@@ -15,7 +15,7 @@ from distpar.capture.captured import Captured
 from distpar.capture.fake import ModuleBinding, StateBinding
 from distpar.capture.objects import Leaf
 from distpar.graph import TensorType
-from distpar.layout import Layout, Partial, Shard, box
+from distpar.layout import Layout, Partial, Reduction, Shard, box
 from distpar.mesh import Mesh
 
 
@@ -101,7 +101,7 @@ class Store:
                 case Shard(dim):
                     found.append(dt.Shard(dim))
                 case Partial(reduction):
-                    found.append(dt.Partial(reduction.value))
+                    found.append(dt.Partial("product" if reduction is Reduction.PROD else reduction.value))
                 case _:
                     found.append(dt.Replicate())
         return found

@@ -23,7 +23,6 @@ from distpar.plans import duration, size
 from distpar.runtime.groups import start
 from distpar.runtime.random import global_rng
 
-
 _ROUNDING = torch.finfo(torch.float32).eps
 
 
@@ -69,7 +68,8 @@ def _train(job: Job, console: Console, steps: int, rounds: int) -> None:
 def _alone(job: Job, console: Console, steps: int, text: str, nudge: float = 0.0) -> list[float]:
     """The losses of one device: plain eager PyTorch on rank 0 while the others wait.
 
-    `nudge` moves all starting weights by that fraction: how far rounding alone drives this training apart.
+    `nudge` moves half of the starting weights (chosen at random) by that fraction:
+    how far rounding alone drives this training apart.
     """
     held: list[Any] = [None]
     if dist.get_rank() == 0:
@@ -84,7 +84,7 @@ def _plain(job: Job, nudge: float, numbers: Iterable[int]) -> list[float]:
     model, optimizer, schedule = job.make()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1.0 + nudge)
+            parameter.mul_(1.0 + nudge * torch.rand_like(parameter).round())
     for number in numbers:
         with global_rng(step_seed(torch.initial_seed(), number + 1)):
             losses.append(float(job.step(model, optimizer, *job.batch(number)).detach()))

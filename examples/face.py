@@ -47,9 +47,9 @@ class FaceModel(nn.Module):
     def __init__(self, identities: int, width: int = 128) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(1, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(),
-            nn.Conv2d(16, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(),
-            nn.Linear(32 * 7 * 7, width),
+            nn.Conv2d(1, 32, 3, 1, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, 1, 1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(64 * 6 * 6, width),
         )  # fmt: skip
         self.centres = nn.Parameter(0.01 * torch.randn(identities, width))
 
@@ -73,7 +73,7 @@ def train_step(model: nn.Module, optimizer: Any, images: torch.Tensor, identitie
     return loss
 
 
-def job(identities: int = 50_000, batch: int = 64) -> tuple[Any, tuple[Any, ...]]:
+def job(identities: int = 50_000, batch: int = 256) -> tuple[Any, tuple[Any, ...]]:
     """The step and its arguments, for `distpar plan` and `distpar bench`."""
     torch.manual_seed(0)
     model = FaceModel(identities)
@@ -94,7 +94,7 @@ def main() -> None:
     options = parser.parse_args()
     step, (model, optimizer, *_) = job(options.identities)
     step = distpar.parallelize(step)
-    losses = [float(step(model, optimizer, *batch_of(number, 64)).detach()) for number in range(options.steps)]
+    losses = [float(step(model, optimizer, *batch_of(number, 256)).detach()) for number in range(options.steps)]
     if os.environ.get("RANK", "0") == "0":
         print(step.plan)
         print("losses", " ".join(f"{loss:.4f}" for loss in losses))

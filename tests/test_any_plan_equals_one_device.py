@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from models import MODELS
 
 import distpar
 from distpar import Mesh, Options
+from models import MODELS
 
 MESHES = [Mesh(r=1), Mesh(r=2), Mesh(r=3), Mesh(r=4), Mesh(a=2, b=2), Mesh(a=4, b=1)]
 BATCHES = [8, 7, 6, 5]

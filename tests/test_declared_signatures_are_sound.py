@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from models import MODELS
 
 from distpar import rules
 from distpar.capture import capture
-from distpar.graph import NumberType, OpSpec, TensorType, Word, fill
-from distpar.graph import Operand as O  # noqa: N814
+from distpar.graph import NumberType, Operand, OpSpec, TensorType, Word, fill
 from distpar.layout import Layout, Reduction, box
 from distpar.mesh import Mesh
 from distpar.rules.spec import Signature
 from distpar.runtime.kernels import materialize, resolve
 from distpar.simulator import BoundCall, assemble, difference
+from models import MODELS
 
 MESHES = [Mesh(a=2), Mesh(a=3), Mesh(a=4), Mesh(a=2, b=2)]
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "i64": torch.int64, "bool": torch.bool}
@@ -143,6 +142,8 @@ def i(*sizes: int) -> TensorType:
 def op(name: str, operands: list[TensorType], output: TensorType, *args: Any, **kwargs: Any) -> OpSpec:
     return OpSpec(name, args, tuple(kwargs.items()), tuple(operands), (output,))
 
+
+O = Operand  # noqa: E741
 
 SAMPLES = [
     op("aten.mm.default", [f(5, 3), f(3, 7)], f(5, 7), O(0), O(1)),

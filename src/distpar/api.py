@@ -259,6 +259,9 @@ class ParallelStep:
             self._groups.need(program)
             layouts = {n.index: chosen.layout_of(Ref(n.index)) for n in captured.graph.inputs}
             self._store.settle(captured, find(self.fn, args, kwargs).leaves, layouts)
+        for leaf in find(self.fn, args, kwargs).optimizers:
+            # A scheduler warns when nobody has called `optimizer.step`; the program has its updates inside.
+            leaf.value._opt_called = True
         names = self._groups.names if self._groups else {}
         apart = no_shared_memory(captured.read(args, kwargs, 0))
         executor = Executor(program, self._rank, names, donate=apart)
@@ -298,9 +301,7 @@ class ParallelStep:
         except DistParError as error:
             return error
 
-    def _facts(
-        self, captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[str, str]:
+    def _facts(self, captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
         facts = {"the captured step": graph_hash(captured.graph), "the version of torch": torch.__version__}
         values = captured.read(args, kwargs, 0)
         for node, binding, value in zip(captured.graph.inputs, captured.bindings, values, strict=True):
@@ -389,5 +390,3 @@ def step_seed(seed: int, step: int) -> int:
     """The seed of one step: its own, the same on every rank."""
     mixed = hashlib.sha256(f"{seed}:{step}".encode()).digest()
     return int.from_bytes(mixed[:7], "big")
-
-

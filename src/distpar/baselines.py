@@ -71,9 +71,7 @@ def cut(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _map_modules(wrap: Callable[[nn.Module], nn.Module], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = pytree.tree_map(
-        lambda leaf: wrap(leaf) if isinstance(leaf, nn.Module) else leaf, args
-    )
+    found: tuple[Any, ...] = pytree.tree_map(lambda leaf: wrap(leaf) if isinstance(leaf, nn.Module) else leaf, args)
     return found
 
 

@@ -77,9 +77,7 @@ def _check(ranks: int, against: tuple[str, ...], rounds: int, steps: int) -> Non
             )
     for name, value in (("ranks", ranks), ("rounds", rounds), ("steps", steps)):
         if value < 1:
-            raise UsageError(
-                f"cannot measure with {name}={value}", why=f"{name} is 1 or more", fix=f"write --{name} 2"
-            )
+            raise UsageError(f"cannot measure with {name}={value}", why=f"{name} is 1 or more", fix=f"write --{name} 2")
 
 
 def _rank(job: str, against: tuple[str, ...], rounds: int, steps: int) -> list[Row]:

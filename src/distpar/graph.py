@@ -199,9 +199,7 @@ class Graph:
         args = substitute(node.args, number)
         kwargs = tuple((key, substitute(value, number)) for key, value in node.kwargs)
         assert isinstance(args, tuple), "bug: args are a tuple"
-        return OpSpec(
-            node.op, args, kwargs, tuple(self.type_of(ref) for ref in node.refs), node.outputs
-        )
+        return OpSpec(node.op, args, kwargs, tuple(self.type_of(ref) for ref in node.refs), node.outputs)
 
     def __str__(self) -> str:
         lines = []

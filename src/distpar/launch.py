@@ -55,9 +55,7 @@ def load_job(text: str) -> Job:
     return job
 
 
-def run_ranks(
-    work: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], *, timeout: float = 600.0
-) -> list[Any]:
+def run_ranks(work: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], *, timeout: float = 600.0) -> list[Any]:
     """Run `work(*args)` on local gloo ranks, one process each; what each returned, by rank.
 
     Raises:
@@ -118,9 +116,7 @@ def _failed(what: str, why: str) -> RankFailed:
     return RankFailed(what, why=why, fix="mend what the reason says; the other ranks were ended")
 
 
-def _rank(
-    work: Callable[..., Any], rank: int, num_ranks: int, port: int, args: tuple[Any, ...], answers: Any
-) -> None:
+def _rank(work: Callable[..., Any], rank: int, num_ranks: int, port: int, args: tuple[Any, ...], answers: Any) -> None:
     import torch
 
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_PORT": port}

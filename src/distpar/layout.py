@@ -162,15 +162,10 @@ def interval(size: int, axes: tuple[str, ...], mesh: Mesh, rank: int) -> tuple[i
 def box(layout: Layout, global_shape: tuple[int, ...], mesh: Mesh, rank: int) -> Box:
     """The region of the global tensor that a rank holds."""
     assert layout.ndim == len(global_shape), f"bug: {layout} does not fit shape {global_shape}"
-    return tuple(
-        interval(size, axes, mesh, rank)
-        for size, axes in zip(global_shape, layout.dims, strict=True)
-    )
+    return tuple(interval(size, axes, mesh, rank) for size, axes in zip(global_shape, layout.dims, strict=True))
 
 
-def local_shape(
-    layout: Layout, global_shape: tuple[int, ...], mesh: Mesh, rank: int
-) -> tuple[int, ...]:
+def local_shape(layout: Layout, global_shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
     """The shape of what a rank holds. Rank 0 always holds the largest block."""
     return tuple(stop - start for start, stop in box(layout, global_shape, mesh, rank))
 

@@ -52,9 +52,7 @@ class _Lowering:
             if node.input is not None:
                 continue
             signature = plan.signatures[node.index]
-            operands = tuple(
-                self.get(ref, layout) for ref, layout in zip(node.refs, signature.operands, strict=True)
-            )
+            operands = tuple(self.get(ref, layout) for ref, layout in zip(node.refs, signature.operands, strict=True))
             results = tuple(self.new() for _ in node.outputs)
             spec = graph.specs[node.index]
             self.out.append(Call(node.index, spec, signature, operands, results, node.where))
@@ -70,16 +68,13 @@ class _Lowering:
         )
         writes = tuple((i, self.get(ref, plan.signatures[i].outputs[0])) for i, ref in graph.writes)
         gradients = tuple(
-            (i, self.get(ref, layout), layout)
-            for (i, ref), layout in zip(graph.gradients, plan.gradients, strict=True)
+            (i, self.get(ref, layout), layout) for (i, ref), layout in zip(graph.gradients, plan.gradients, strict=True)
         )
         kept = {r.index for r in results_ if isinstance(r, Slot)}
         kept |= {slot for _, slot in writes} | {slot for _, slot, _ in gradients}
         kept |= {item.slot for item in inputs}
         instructions = tuple(_with_frees(_with_waits(_bucketed(self.out)), kept))
-        return Program(
-            plan.mesh, tuple(inputs), instructions, results_, plan.results, writes, gradients, self.count
-        )
+        return Program(plan.mesh, tuple(inputs), instructions, results_, plan.results, writes, gradients, self.count)
 
     def made(self, ref: Ref) -> Layout:
         return self.plan.layout_of(ref)
@@ -191,5 +186,3 @@ def _with_frees(instructions: Iterator[Instruction], kept: set[int]) -> Iterator
         yield instruction
         if place in dying:
             yield Free(tuple(sorted(dying[place])))
-
-

@@ -125,9 +125,7 @@ def _coordinates(mesh: Mesh, rank: int) -> tuple[int, ...]:
 
 @cache
 def _peers(mesh: Mesh, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
-    strides = {
-        name: math.prod(mesh.sizes[position + 1 :]) for position, name in enumerate(mesh.names)
-    }
+    strides = {name: math.prod(mesh.sizes[position + 1 :]) for position, name in enumerate(mesh.names)}
     base = rank - sum(mesh.coordinate(rank, axis) * strides[axis] for axis in axes)
     ranges = [range(mesh.size(axis)) for axis in axes]
     return tuple(

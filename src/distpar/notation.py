@@ -20,9 +20,7 @@ _DIM = re.compile(r"\s*(?P<size>\d+|\*)(?P<cut>(?:/[A-Za-z_]\w*)*)\s*")
 
 def format_layout(type_: TensorType, layout: Layout) -> str:
     """`TensorType("f32", (8, 4))` cut over dp on dim 0 -> `"f32[8/dp, 4]"`."""
-    dims = ", ".join(
-        "/".join((str(size), *axes)) for size, axes in zip(type_.shape, layout.dims, strict=True)
-    )
+    dims = ", ".join("/".join((str(size), *axes)) for size, axes in zip(type_.shape, layout.dims, strict=True))
     partial = f" +{layout.reduction.value}({', '.join(layout.partial)})" if layout.reduction else ""
     return f"{type_.dtype}[{dims}]{partial}"
 

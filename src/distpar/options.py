@@ -59,9 +59,7 @@ class Options:
         _one_of("space", self.space, SPACES)
         _one_of("rng", self.rng, ("global", "torch"))
         _one_of("results", self.results, ("plain", "sharded"))
-        if isinstance(self.solver, str) and not re.fullmatch(
-            r"auto|exact|brute|random:\d+", self.solver
-        ):
+        if isinstance(self.solver, str) and not re.fullmatch(r"auto|exact|brute|random:\d+", self.solver):
             raise _wrong(
                 "solver", self.solver, "no solver has this name",
                 'one of "auto", "exact", "brute", "random:SEED", or a callable',

@@ -52,7 +52,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one kind of collective over one set of axes does in a step: calls, bytes sent by the busiest rank, seconds."""
+    """What one kind of collective does over some axes in a step: calls, bytes sent by the busiest rank, seconds."""
 
     kind: str
     axes: tuple[str, ...]
@@ -185,11 +185,11 @@ def _page(plan: Plan) -> Iterable[str]:
         )
         yield f"  {_proof(prediction)}"
     yield f"  scheme: {scheme(plan)}"
-    for kind in ("parameter", "buffer", "state"):
-        rows = _grouped(plan, kind)
+    for kind, title in (("parameter", "parameters"), ("buffer", "buffers"), ("state", "optimizer state")):
+        rows = _states(plan) if kind == "state" else _grouped(plan, kind)
         if rows:
             yield ""
-            yield f"{kind}s"
+            yield title
             yield from rows
     yield ""
     yield "conversions in a step"
@@ -242,13 +242,42 @@ def _share_cut(plan: Plan) -> float:
 
 def _grouped(plan: Plan, kind: str) -> list[str]:
     """Lines of names and layouts; names that differ only in numbers and lie alike share a line."""
+    pairs = zip(plan.nodes, plan.signatures, strict=True)
+    return _lines([(node, signature) for node, signature in pairs if node.kind == kind])
+
+
+def _lines(pairs: Iterable[tuple[NodeInfo, Signature]]) -> list[str]:
     groups: dict[tuple[str, str], list[str]] = {}
-    for node, signature in zip(plan.nodes, plan.signatures, strict=True):
-        if node.kind == kind:
-            pattern = re.sub(r"\d+", "*", node.name)
-            groups.setdefault((pattern, _typed(node.types[0], signature.outputs[0])), []).append(node.name)
+    for node, signature in pairs:
+        pattern = re.sub(r"\d+", "*", node.name)
+        groups.setdefault((pattern, _typed(node.types[0], signature.outputs[0])), []).append(node.name)
     width = max((len(_label(key[0], names)) for key, names in groups.items()), default=0)
     return [f"  {_label(key[0], names):<{width}}  {key[1]}" for key, names in groups.items()]
+
+
+_STATE = re.compile(r"[^\[]*\.state\[(?P<parameter>.*)\]\.(?P<key>\w+)")
+
+
+def _states(plan: Plan) -> list[str]:
+    """Optimizer state by key: most of it lies as its parameter does; only what does not is listed."""
+    stored = plan.stored()
+    alike: dict[str, int] = {}
+    scalars: dict[str, int] = {}
+    others = []
+    for node, signature in zip(plan.nodes, plan.signatures, strict=True):
+        found = _STATE.fullmatch(node.name) if node.kind == "state" else None
+        type_ = node.types[0] if found else None
+        if found is None or not isinstance(type_, TensorType):
+            continue
+        if not type_.shape:
+            scalars[found["key"]] = scalars.get(found["key"], 0) + 1
+        elif stored.get(found["parameter"]) == signature.outputs[0]:
+            alike[found["key"]] = alike.get(found["key"], 0) + 1
+        else:
+            others.append((node, signature))
+    lines = [f"  {key:<14} as its parameter (x{count})" for key, count in alike.items()]
+    lines += [f"  {key:<14} a number, on every rank (x{count})" for key, count in scalars.items()]
+    return lines + _lines(others)
 
 
 def _label(pattern: str, names: list[str]) -> str:
@@ -384,9 +413,7 @@ def _type(data: Any) -> ValueType:
 
 def _layout(data: Any) -> Layout:
     dims, partial, reduction = data
-    return Layout(
-        tuple(tuple(cut) for cut in dims), tuple(partial), Reduction(reduction) if reduction else None
-    )
+    return Layout(tuple(tuple(cut) for cut in dims), tuple(partial), Reduction(reduction) if reduction else None)
 
 
 def _step(data: Any) -> Step:

@@ -72,18 +72,20 @@ def make_plan(
     if len(graph.nodes) > _FOLD_ABOVE and not str(options.solver).startswith("random"):
         problem, unfold = fold(posed.problem, posed.classes)
     starts = _starts(posed, problem, options, posed.classes if unfold else None)
-    answer = solve(
-        problem, options.solver, time_limit=options.time_limit, gap=options.gap, starts=starts
-    )
+    answer = solve(problem, options.solver, time_limit=options.time_limit, gap=options.gap, starts=starts)
     if answer.status == "infeasible":
         raise _infeasible(posed, answer, pins)
+    if answer.status == "none in time":
+        raise Infeasible(
+            f"no plan was found within {options.time_limit:g} seconds on {mesh}",
+            why="the memory limit leaves few plans, and the solver's time was over before it met one of them",
+            fix="allow more time (time_limit), more memory, or fewer mesh axes",
+        )
     strategies = unfold(answer.strategies) if unfold else answer.strategies
     return _plan(posed, tuple(int(s) for s in strategies), answer)
 
 
-def _starts(
-    posed: Posed, problem: Problem, options: Options, classes: Sequence[int] | None
-) -> list[tuple[int, ...]]:
+def _starts(posed: Posed, problem: Problem, options: Options, classes: Sequence[int] | None) -> list[tuple[int, ...]]:
     """Good assignments of a mesh of several axes: one axis after the other, in both directions.
 
     Alone they are not good enough (the second axis is laid on top of what the first has chosen), but they give
@@ -122,7 +124,7 @@ def _one_by_one(
             return ()
         part = _masked(problem, allowed)
         answer = solve(part, "exact", time_limit=options.time_limit / 4, gap=max(options.gap, 1e-3))
-        if answer.status == "infeasible":
+        if not answer.strategies:
             return ()
         strategies = answer.strategies
         chosen = [found[s] for found, s in zip(labels, strategies, strict=True)]
@@ -175,10 +177,8 @@ def pose(
     """The labelling problem of a graph on a mesh."""
     prices = Prices(cluster, mesh)
     pinned = _pinned(graph, mesh, pins)
-    written = {node: ref for node, ref in graph.writes}
-    signatures = tuple(
-        _strategies(graph, node, mesh, options.space, pinned.get(node.index)) for node in graph.nodes
-    )
+    written = dict(graph.writes)
+    signatures = tuple(_strategies(graph, node, mesh, options.space, pinned.get(node.index)) for node in graph.nodes)
     results = {
         ref: len(graph.nodes) + position
         for position, ref in enumerate(
@@ -195,15 +195,10 @@ def pose(
     ) + tuple(_kept(_tensor(graph, ref), mesh) for _, ref in graph.gradients)
     last_use = _last_uses(graph)
     choices = [
-        _choice(graph, node, signatures[node.index], prices, last_use, set(written.values()))
-        for node in graph.nodes
+        _choice(graph, node, signatures[node.index], prices, last_use, set(written.values())) for node in graph.nodes
     ]
-    choices += [
-        Choice(np.zeros(len(options_)), np.zeros(len(options_), dtype=np.int64)) for options_ in wanted
-    ]
-    fans = tuple(
-        _fans(graph, signatures, wanted, results, gradients, written, prices, options.beta, last_use)
-    )
+    choices += [Choice(np.zeros(len(options_)), np.zeros(len(options_), dtype=np.int64)) for options_ in wanted]
+    fans = tuple(_fans(graph, signatures, wanted, results, gradients, written, prices, options.beta, last_use))
     limit = options.memory_bytes or cluster.memory
     return Posed(
         graph, mesh, prices, Problem(tuple(choices), fans, limit), signatures,
@@ -211,9 +206,7 @@ def pose(
     )  # fmt: skip
 
 
-def _strategies(
-    graph: Graph, node: Node, mesh: Mesh, space: str, pin: Layout | None
-) -> tuple[Signature, ...]:
+def _strategies(graph: Graph, node: Node, mesh: Mesh, space: str, pin: Layout | None) -> tuple[Signature, ...]:
     if node.input is None:
         found = _signatures(graph.specs[node.index], mesh)
         if space == "alpa":
@@ -255,16 +248,13 @@ def _kept(type_: TensorType, mesh: Mesh) -> tuple[Layout, ...]:
     placements: list[Placement] = [Replicate(), *dims]
     axes = [name for name, size in mesh.axes if size > 1]
     return tuple(
-        Layout.of(type_.ndim, zip(axes, row, strict=True))
-        for row in itertools.product(placements, repeat=len(axes))
+        Layout.of(type_.ndim, zip(axes, row, strict=True)) for row in itertools.product(placements, repeat=len(axes))
     )
 
 
 def _pinned(graph: Graph, mesh: Mesh, pins: Mapping[str, str | Layout]) -> dict[int, Layout]:
     names = {
-        node.input.name: node
-        for node in graph.inputs
-        if node.input is not None and node.input.kind in _PERSISTENT
+        node.input.name: node for node in graph.inputs if node.input is not None and node.input.kind in _PERSISTENT
     }
     found: dict[int, Layout] = {}
     for name, text in pins.items():
@@ -285,9 +275,7 @@ def _pinned(graph: Graph, mesh: Mesh, pins: Mapping[str, str | Layout]) -> dict[
     return found
 
 
-def _check_pin(
-    name: str, text: str | Layout, layout: Layout, type_: TensorType, mesh: Mesh
-) -> None:
+def _check_pin(name: str, text: str | Layout, layout: Layout, type_: TensorType, mesh: Mesh) -> None:
     why = ""
     if layout.ndim != type_.ndim:
         why = f"the tensor is {type_}, with {type_.ndim} dims, the pin has {layout.ndim}"
@@ -299,9 +287,7 @@ def _check_pin(
         why = "stored tensors are cut in the order of the mesh's axes"
     if why:
         example = ", ".join(["*/" + mesh.names[0], *["*"] * (type_.ndim - 1)][: type_.ndim])
-        raise UsageError(
-            f"the pin {name}={text} does not fit", why=why, fix=f"write for example [{example}]"
-        )
+        raise UsageError(f"the pin {name}={text} does not fit", why=why, fix=f"write for example [{example}]")
 
 
 def _is_tensor(graph: Graph, ref: Ref) -> bool:
@@ -423,14 +409,11 @@ def _fan(
     sources = {layout: state for state, layout in enumerate(dict.fromkeys(made))}
     targets = {
         layout: state
-        for state, layout in enumerate(
-            dict.fromkeys(itertools.chain.from_iterable(layouts for _, layouts in readers))
-        )
+        for state, layout in enumerate(dict.fromkeys(itertools.chain.from_iterable(layouts for _, layouts in readers)))
     }
     costs, memory = _conversion_table(type_, tuple(sources), tuple(targets), prices, beta)
     consumers = tuple(
-        Consumer(node, np.array([targets[layout] for layout in layouts], dtype=np.int64))
-        for node, layouts in readers
+        Consumer(node, np.array([targets[layout] for layout in layouts], dtype=np.int64)) for node, layouts in readers
     )
     states = np.array([sources[layout] for layout in made], dtype=np.int64)
     return Fan(producer, states, consumers, costs, memory, *span)
@@ -499,9 +482,7 @@ def _numbered(keys: Iterable[object]) -> list[int]:
     return [seen.setdefault(key, len(seen)) for key in keys]
 
 
-def _infeasible(
-    posed: Posed, answer: Assignment, pins: Mapping[str, str | Layout]
-) -> Infeasible:
+def _infeasible(posed: Posed, answer: Assignment, pins: Mapping[str, str | Layout]) -> Infeasible:
     limit = posed.problem.memory_limit or 0
     pinned = f" with the pins {', '.join(pins)}" if pins else ""
     smallest = answer.smallest_memory
@@ -528,14 +509,12 @@ def _plan(posed: Posed, strategies: tuple[int, ...], answer: Assignment) -> Plan
         return posed.wanted[index - base][strategies[index]]
 
     results = tuple(
-        wanted(posed.results[r]) if isinstance(r, Ref) and r in posed.results else None
-        for r in graph.results
+        wanted(posed.results[r]) if isinstance(r, Ref) and r in posed.results else None for r in graph.results
     )
     gradients = tuple(wanted(index) for index in posed.gradients)
     conversions = tuple(_conversions(graph, chosen, results, gradients, prices))
     seconds = tuple(
-        0.0 if node.input else prices.call(graph.specs[node.index], chosen[node.index])
-        for node in graph.nodes
+        0.0 if node.input else prices.call(graph.specs[node.index], chosen[node.index]) for node in graph.nodes
     )
     nodes = tuple(
         NodeInfo(node.name, node.op, node.input.kind.value if node.input else "", node.outputs,
@@ -551,9 +530,7 @@ def _plan(posed: Posed, strategies: tuple[int, ...], answer: Assignment) -> Plan
         bound=answer.bound,
         status=answer.status,
     )
-    return Plan(
-        mesh, chosen, conversions, results, gradients, nodes, prediction, graph_hash(graph)
-    )
+    return Plan(mesh, chosen, conversions, results, gradients, nodes, prediction, graph_hash(graph))
 
 
 def _peak(posed: Posed, strategies: tuple[int, ...]) -> int:

@@ -170,9 +170,7 @@ def path(before: Layout, target: Layout, type_: TensorType, mesh: Mesh, price: P
     raise AssertionError(f"bug: no path from {before} to {target}")
 
 
-def _back(
-    came: dict[Layout, tuple[Layout, Step]], before: Layout, target: Layout
-) -> tuple[Step, ...]:
+def _back(came: dict[Layout, tuple[Layout, Step]], before: Layout, target: Layout) -> tuple[Step, ...]:
     steps: list[Step] = []
     while target != before:
         target, step = came[target]
@@ -268,9 +266,7 @@ def _volume(step: Step, type_: TensorType, layout: Layout, mesh: Mesh) -> int:
             return (num_ranks - 1) * local
         case _:
             item = ITEM_SIZE[type_.dtype]
-            return max(
-                _leaving(step, type_, layout, mesh, rank) * item for rank in range(mesh.num_ranks)
-            )
+            return max(_leaving(step, type_, layout, mesh, rank) * item for rank in range(mesh.num_ranks))
 
 
 def _leaving(step: Step, type_: TensorType, layout: Layout, mesh: Mesh, rank: int) -> int:
@@ -294,13 +290,9 @@ def intersections(
 ) -> tuple[Box, ...]:
     """What a rank has before that each of its peers along `axes` wants after, as global boxes (maybe empty)."""
     own = box(before, global_shape, mesh, rank)
-    return tuple(
-        _common(own, box(target, global_shape, mesh, peer)) for peer in mesh.peers(rank, axes)
-    )
+    return tuple(_common(own, box(target, global_shape, mesh, peer)) for peer in mesh.peers(rank, axes))
 
 
 def _common(first: Box, second: Box) -> Box:
-    both = (
-        (max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True)
-    )
+    both = ((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
     return tuple((start, max(start, stop)) for start, stop in both)

@@ -69,9 +69,7 @@ class Simulator:
             case Call(spec=spec, signature=signature):
                 self.bound[id(instruction)] = [BoundCall(spec, signature, mesh, r) for r in self.ranks]
             case Convert(step=step, type=type_, before=before, after=after):
-                self.moves[id(instruction)] = [
-                    prepare(step, type_, before, after, mesh, rank) for rank in self.ranks
-                ]
+                self.moves[id(instruction)] = [prepare(step, type_, before, after, mesh, rank) for rank in self.ranks]
             case Bucket(parts):
                 for part in parts:
                     self._prepare(part)
@@ -113,9 +111,7 @@ class Simulator:
             worst,
         )
 
-    def _step(
-        self, instruction: Instruction, slots: dict[int, list[Any]], watch: Watch | None
-    ) -> None:
+    def _step(self, instruction: Instruction, slots: dict[int, list[Any]], watch: Watch | None) -> None:
         match instruction:
             case Call(operands=operands, results=results):
                 outs = [

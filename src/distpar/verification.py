@@ -129,8 +129,7 @@ def _pairs(
     captured: Captured, expected: Any, results: list[Any], plain: Any, ours: Any
 ) -> list[tuple[str, str, Any, Any]]:
     pairs: list[tuple[str, str, Any, Any]] = [
-        ("results", str(i), one, many)
-        for i, (one, many) in enumerate(zip(flatten(expected)[0], results, strict=True))
+        ("results", str(i), one, many) for i, (one, many) in enumerate(zip(flatten(expected)[0], results, strict=True))
     ]
     ones = find(captured.fn, *plain).leaves
     manys = find(captured.fn, *ours).leaves
@@ -142,9 +141,7 @@ def _pairs(
     return pairs
 
 
-def _module_pairs(
-    name: str, one: torch.nn.Module, many: torch.nn.Module
-) -> list[tuple[str, str, Any, Any]]:
+def _module_pairs(name: str, one: torch.nn.Module, many: torch.nn.Module) -> list[tuple[str, str, Any, Any]]:
     pairs: list[tuple[str, str, Any, Any]] = []
     ours = dict(many.named_parameters())
     for path, value in one.named_parameters():
@@ -159,9 +156,7 @@ def _module_pairs(
     return pairs
 
 
-def _state_pairs(
-    name: str, one: torch.optim.Optimizer, many: torch.optim.Optimizer
-) -> list[tuple[str, str, Any, Any]]:
+def _state_pairs(name: str, one: torch.optim.Optimizer, many: torch.optim.Optimizer) -> list[tuple[str, str, Any, Any]]:
     pairs: list[tuple[str, str, Any, Any]] = []
     for group, other in zip(one.param_groups, many.param_groups, strict=True):
         for number, (p, q) in enumerate(zip(group["params"], other["params"], strict=True)):
@@ -196,7 +191,7 @@ def _differs(
     if not first:
         return NumbersDiffer(
             f"{what} differs from one device by {gap:.3g} in step {step}",
-            why=f"at most {allowed:.3g} is allowed; every op agrees with the captured graph, so capture differs from eager",
+            why=f"at most {allowed:.3g} is allowed; every op agrees with the captured graph, which differs from eager",
             fix="report this step: its capture is wrong",
         )
     index, output, off = first[0]
@@ -209,5 +204,3 @@ def _differs(
         why=f"the first op that differs is {node.op} ({node.name}: {shown}), by {off:.3g}; allowed is {allowed:.3g}",
         fix="report this op and its layouts, and pin a tensor near it to another layout meanwhile",
     )
-
-

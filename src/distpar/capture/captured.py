@@ -50,9 +50,7 @@ class Captured:
             for node, binding in zip(self.graph.inputs, self.bindings, strict=True)
         ]
 
-    def write(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], values: Mapping[int, torch.Tensor]
-    ) -> None:
+    def write(self, args: tuple[Any, ...], kwargs: dict[str, Any], values: Mapping[int, torch.Tensor]) -> None:
         """Store written values back, in place, by input node; optimizer state that is missing is made."""
         leaves = find(self.fn, args, kwargs).leaves
         with torch.no_grad():
@@ -60,9 +58,7 @@ class Captured:
                 if node.index in values:
                     _target(binding, leaves, node.outputs[0]).copy_(values[node.index])
 
-    def set_gradients(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], values: Mapping[int, torch.Tensor]
-    ) -> None:
+    def set_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any], values: Mapping[int, torch.Tensor]) -> None:
         """Set `.grad` of every parameter to what it is after the step (None where it has none)."""
         leaves = find(self.fn, args, kwargs).leaves
         for node, binding in zip(self.graph.inputs, self.bindings, strict=True):
@@ -72,9 +68,7 @@ class Captured:
                     target.grad = values.get(node.index)
 
 
-def capture(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, rng: str = "global"
-) -> Captured:
+def capture(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, rng: str = "global") -> Captured:
     """Capture one call of the user's function; nothing of the user's is changed.
 
     Raises:
@@ -110,8 +104,7 @@ def _key(leaf: Leaf) -> tuple[Any, ...]:
 def _module_key(module: torch.nn.Module) -> tuple[Any, ...]:
     flags = tuple(part.training for part in module.modules())
     tensors = tuple(
-        (tuple(value.shape), value.dtype, value.requires_grad, value.grad is not None)
-        for _, _, value in stored(module)
+        (tuple(value.shape), value.dtype, value.requires_grad, value.grad is not None) for _, _, value in stored(module)
     )
     return flags, tensors
 

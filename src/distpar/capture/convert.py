@@ -73,9 +73,7 @@ class _Converter:
         number = item.kind is InputKind.NUMBER
         type_: ValueType = NumberType("float") if number else tensor_type(item.fake)
         index = len(self.nodes)
-        self.nodes.append(
-            Node(index, item.name, "input", (), (), (type_,), input=Input(item.name, item.kind))
-        )
+        self.nodes.append(Node(index, item.name, "input", (), (), (type_,), input=Input(item.name, item.kind)))
         self.bindings.append(item.binding)
         return Ref(index)
 
@@ -155,13 +153,9 @@ class _Converter:
                 )
 
     def finish(self, leaves: list[Any], gradients: list[Any]) -> tuple[Graph, tuple[Any, ...]]:
-        parameters = [
-            i for i, node in enumerate(self.nodes) if node.input and node.input.kind is InputKind.PARAMETER
-        ]
+        parameters = [i for i, node in enumerate(self.nodes) if node.input and node.input.kind is InputKind.PARAMETER]
         pairs = [
-            (index, self.arg(value))
-            for index, value in zip(parameters, gradients, strict=True)
-            if value is not None
+            (index, self.arg(value)) for index, value in zip(parameters, gradients, strict=True) if value is not None
         ]
         kept = {i for i, ref in self.writes.items() if ref != Ref(i)}
         graph = Graph(
@@ -204,9 +198,7 @@ def _renumbered(graph: Graph, bindings: tuple[Any, ...]) -> tuple[Graph, tuple[A
         args = substitute(node.args, moved)
         kwargs = tuple((key, substitute(value, moved)) for key, value in node.kwargs)
         assert isinstance(args, tuple), "bug: args are a tuple"
-        nodes.append(
-            Node(new[node.index], node.name, node.op, args, kwargs, node.outputs, node.where, node.input)
-        )
+        nodes.append(Node(new[node.index], node.name, node.op, args, kwargs, node.outputs, node.where, node.input))
     return (
         Graph(
             tuple(nodes),

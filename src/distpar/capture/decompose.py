@@ -38,9 +38,7 @@ def _listed(dim: Any) -> list[int]:
     return [dim] if isinstance(dim, int) else list(dim)
 
 
-def _var(
-    x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> torch.Tensor:
+def _var(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> torch.Tensor:
     return _var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
 
 
@@ -157,17 +155,13 @@ def _vector_norm(
     return torch.pow(aten.sum.dim_IntList(torch.pow(torch.abs(x), ord), dims, keepdim), 1.0 / ord)
 
 
-def _addmm(
-    bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
-) -> torch.Tensor:
+def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
     product = aten.mm(a, b)
     product = product if alpha == 1 else product * alpha
     return product + (bias if beta == 1 else bias * beta)
 
 
-def _baddbmm(
-    bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
-) -> torch.Tensor:
+def _baddbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
     product = aten.bmm(a, b)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (bias if beta == 1 else bias * beta)

@@ -76,9 +76,7 @@ class ConstantBinding:
     value: torch.Tensor
 
 
-Binding = (
-    ModuleBinding | GradientBinding | StateBinding | HyperBinding | DataBinding | SeedBinding | ConstantBinding
-)
+Binding = ModuleBinding | GradientBinding | StateBinding | HyperBinding | DataBinding | SeedBinding | ConstantBinding
 
 _STARTS_AT_ZERO = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.Adadelta,
@@ -110,6 +108,8 @@ class Fakes:
     optimizers: list[tuple[int, Leaf]]
     floats: list[FakeInput]
     rebuild: Callable[[list[Any]], Any]
+    given: dict[tuple[int, int, str], Any]
+    """The symbolic number that stands in each hyper-parameter's place while the step is traced."""
 
 
 def make_fakes(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fakes:
@@ -152,13 +152,15 @@ def make_fakes(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         if isinstance(leaf.value, float)
     ]
     new_args, new_kwargs = rebuild(copied)
-    modules = [Leaf(leaf.name, copied[i]) for i, leaf in enumerate(objects.leaves) if isinstance(leaf.value, torch.nn.Module)]
+    modules = [
+        Leaf(leaf.name, copied[i]) for i, leaf in enumerate(objects.leaves) if isinstance(leaf.value, torch.nn.Module)
+    ]
     optimizers = [
         (i, Leaf(leaf.name, copied[i]))
         for i, leaf in enumerate(objects.leaves)
         if isinstance(leaf.value, torch.optim.Optimizer)
     ]
-    return Fakes(mode, new_args, new_kwargs, inputs, modules, optimizers, floats, rebuild)
+    return Fakes(mode, new_args, new_kwargs, inputs, modules, optimizers, floats, rebuild, {})
 
 
 def stored(module: torch.nn.Module) -> Iterator[tuple[InputKind, tuple[str, ...], torch.Tensor]]:
@@ -178,9 +180,7 @@ def fake_of(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
     """A fake of the same global shape, on a device that can compute (a meta tensor's fake is on the CPU)."""
     device = "cpu" if value.device.type == "meta" else value.device
     with mode:
-        fake = torch.empty_strided(
-            tuple(value.shape), _strides(value), dtype=value.dtype, device=device
-        )
+        fake = torch.empty_strided(tuple(value.shape), _strides(value), dtype=value.dtype, device=device)
         if isinstance(value, torch.nn.Parameter):
             return torch.nn.Parameter(fake, requires_grad=value.requires_grad)
         return fake.requires_grad_(value.requires_grad)
@@ -222,9 +222,7 @@ def _add_states(
                     )  # fmt: skip
 
 
-def _add_gradients(
-    objects: Objects, mode: FakeTensorMode, memo: dict[int, Any], inputs: list[FakeInput]
-) -> None:
+def _add_gradients(objects: Objects, mode: FakeTensorMode, memo: dict[int, Any], inputs: list[FakeInput]) -> None:
     for index, leaf in enumerate(objects.leaves):
         if isinstance(leaf.value, torch.nn.Module):
             for kind, paths, value in stored(leaf.value):

@@ -13,9 +13,7 @@ from distpar.runtime.kernels import materialize, resolve
 Results = tuple[list[Any], dict[int, Any], dict[int, Any]]
 
 
-def interpret(
-    graph: Graph, inputs: Sequence[Any], *, watch: Callable[[int, list[Any]], None] | None = None
-) -> Results:
+def interpret(graph: Graph, inputs: Sequence[Any], *, watch: Callable[[int, list[Any]], None] | None = None) -> Results:
     """Run every node on whole tensors.
 
     Args:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from unittest import mock
 
 import torch
 import torch.fx.traceback as fx_traceback
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -81,9 +83,8 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
 
     flat = [item.fake for item in inputs]
     with _explained(fn), fakes.mode, fx_traceback.preserve_node_meta():
-        first = make_fx(
-            run, tracing_mode="real", _allow_non_fake_inputs=True, record_stack_traces=True
-        )(*flat)
+        first = make_fx(run, tracing_mode="real", _allow_non_fake_inputs=True, record_stack_traces=True)(*flat)
+    _check_closed(first, fn)
     leaves, rebuild = built[-1]
     _check_untouched(fakes, fn)
     second = _functional(first, flat, fakes, rng)
@@ -91,6 +92,22 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
     for item in parameters:
         item.fake.grad = before[id(item.fake)]
     return Trace(second, inputs, len(leaves), gradients, rebuild)
+
+
+def _check_closed(module: torch.fx.GraphModule, fn: Callable[..., Any]) -> None:
+    """A tensor that the step finds elsewhere than in its arguments is a constant: a trained one must not be."""
+    for node in module.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        value = getattr(module, str(node.target), None)
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            if isinstance(value.grad, FakeTensor):
+                value.grad = None
+            raise CaptureError(
+                f"the step trains a tensor of shape {tuple(value.shape)} that is not among its arguments",
+                why="what a step finds in a global or a closure cannot be placed on the ranks",
+                fix="pass every module, optimizer and tensor that the step trains as an argument",
+            )
 
 
 def _hypers(fakes: Fakes) -> Iterator[FakeInput]:
@@ -112,7 +129,9 @@ def _call(fn: Callable[..., Any], fakes: Fakes, numbers: list[FakeInput]) -> Any
     for item in numbers:
         if isinstance(item.binding, HyperBinding):
             groups = optimizers[item.binding.leaf].value.param_groups
-            groups[item.binding.group][item.binding.key] = item.fake.item()
+            place = item.binding
+            given = fakes.given[place.leaf, place.group, place.key] = item.fake.item()
+            groups[place.group][place.key] = given
         else:
             flat[item.binding.leaf] = item.fake.item()  # type: ignore[union-attr]
     args, kwargs = fakes.rebuild(flat)
@@ -120,15 +139,14 @@ def _call(fn: Callable[..., Any], fakes: Fakes, numbers: list[FakeInput]) -> Any
 
 
 def _check_untouched(fakes: Fakes, fn: Callable[..., Any]) -> None:
-    for _, leaf in fakes.optimizers:
-        for group in leaf.value.param_groups:
-            for key in HYPER:
-                if isinstance(group.get(key), float):
-                    raise CaptureError(
-                        f"the step changes {leaf.name}'s {key} itself",
-                        why="a scheduler stepped inside of the step would be captured as a constant",
-                        fix="call scheduler.step() after the step, outside of the function",
-                    )
+    optimizers = dict(fakes.optimizers)
+    for (leaf, group, key), given in fakes.given.items():
+        if optimizers[leaf].value.param_groups[group].get(key) is not given:
+            raise CaptureError(
+                f"the step changes {optimizers[leaf].name}'s {key} itself",
+                why="a scheduler stepped inside of the step would be captured as a constant",
+                fix="call scheduler.step() after the step, outside of the function",
+            )
 
 
 def _mark(**marks: str) -> dict[str, str]:
@@ -193,9 +211,7 @@ def _modules(fakes: Fakes) -> Iterator[None]:
         fx_traceback.current_meta.pop("custom", None)
 
 
-def _functional(
-    first: torch.fx.GraphModule, flat: list[Any], fakes: Fakes, rng: str
-) -> torch.fx.GraphModule:
+def _functional(first: torch.fx.GraphModule, flat: list[Any], fakes: Fakes, rng: str) -> torch.fx.GraphModule:
     count = iter(range(10**9))
 
     def draw(like: torch.Tensor) -> torch.Tensor:
@@ -244,7 +260,10 @@ def _functional(
 def _explained(fn: Callable[..., Any]) -> Iterator[None]:
     """Turns torch's errors about values and shapes into one clear error at the user's line."""
     try:
-        yield
+        with warnings.catch_warnings():
+            # Schedulers warn about optimizers that are not stepped for real: these are fakes.
+            warnings.filterwarnings("ignore", message=".*optimizer.step.*")
+            yield
     except GuardOnDataDependentSymNode as error:
         raise CaptureError(
             "the step depends on a tensor's value",

@@ -29,7 +29,9 @@ Limit = Annotated[str, typer.Option("--memory-limit", help="peak bytes a rank ma
 SolverName = Annotated[str, typer.Option("--solver", help="auto, exact, brute or random:SEED")]
 Space = Annotated[str, typer.Option("--space", help="full, or alpa (no op reads a Partial)")]
 Beta = Annotated[float, typer.Option("--beta", help="weight of communication against compute; 1 is physical")]
-Pin = Annotated[list[str] | None, typer.Option("--pin", help='NAME=LAYOUT, repeatable: "model.head.weight=[*/ranks, *]"')]
+Pin = Annotated[
+    list[str] | None, typer.Option("--pin", help='NAME=LAYOUT, repeatable: "model.head.weight=[*/ranks, *]"')
+]
 Seconds = Annotated[float, typer.Option("--time-limit", help="seconds that the solver may take")]
 
 
@@ -83,7 +85,9 @@ def verify(
     options = _options("", solver, "full", 1.0, time_limit)
     shape = _mesh(ranks, mesh)
     if steps < 1:
-        raise UsageError(f"--steps {steps} compares nothing", why="a step is a whole number, 1 or more", fix="--steps 3")
+        raise UsageError(
+            f"--steps {steps} compares nothing", why="a step is a whole number, 1 or more", fix="--steps 3"
+        )
     step, args = load_job(job)
     print(distpar.verify(step, *args, mesh=shape, options=options, steps=steps))
 
@@ -179,7 +183,9 @@ _DEBUG = False
 @app.callback()
 def root(
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
 ) -> None:
     """Options that come before the command."""
     global _DEBUG

@@ -114,7 +114,7 @@ class Cluster:
         Path(path).write_text(json.dumps({"format": _FORMAT} | asdict(self), indent=1) + "\n")
 
     def link(self, ranks: tuple[int, ...]) -> str:
-        """"intra" when all the ranks are on one host, else "inter"."""
+        """ "intra" when all the ranks are on one host, else "inter"."""
         return "intra" if len({rank // self.ranks_per_host for rank in ranks}) == 1 else "inter"
 
     def collective(self, kind: str, num_bytes: float, ranks: tuple[int, ...]) -> float:
@@ -140,8 +140,7 @@ class Cluster:
 def _from_json(data: dict[str, Any]) -> Cluster:
     speeds = tuple(Speed(**row) for row in data.pop("speeds"))
     network = tuple(
-        Points(**(row | {key: tuple(row[key]) for key in ("num_bytes", "seconds")}))
-        for row in data.pop("network")
+        Points(**(row | {key: tuple(row[key]) for key in ("num_bytes", "seconds")})) for row in data.pop("network")
     )
     for row in network:
         if row.kind not in KINDS or len(row.num_bytes) != len(row.seconds) or len(row.seconds) < 2:

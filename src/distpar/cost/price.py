@@ -1,8 +1,8 @@
 """Seconds of one op and of one conversion: the only prices there are.
 
-    op           max(flops / peak, bytes / memory bandwidth) + floor, on the largest block; a view is free
-    collective   the cluster's measured points at the bytes that the busiest rank sends, plus packing
-    free step    the bytes that it writes / memory bandwidth
+op           max(flops / peak, bytes / memory bandwidth) + floor, on the largest block; a view is free
+collective   the cluster's measured points at the bytes that the busiest rank sends, plus packing
+free step    the bytes that it writes / memory bandwidth
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def _call(cluster: Cluster, mesh: Mesh, spec: OpSpec, signature: Signature) -> f
     return max(compute, traffic) + cluster.floor
 
 
-def _blocks(
-    types: tuple[ValueType, ...], layouts: tuple[Layout, ...], mesh: Mesh
-) -> tuple[TensorType, ...]:
+def _blocks(types: tuple[ValueType, ...], layouts: tuple[Layout, ...], mesh: Mesh) -> tuple[TensorType, ...]:
     return tuple(
         TensorType(type_.dtype, largest_shape(layout, type_.shape, mesh))
         for type_, layout in zip(types, layouts, strict=True)
@@ -91,13 +89,9 @@ def _family(op: str) -> str:
 
 
 @cache
-def _step(
-    cluster: Cluster, mesh: Mesh, step: Step, type_: TensorType, before: Layout
-) -> float:
+def _step(cluster: Cluster, mesh: Mesh, step: Step, type_: TensorType, before: Layout) -> float:
     block = TensorType(type_.dtype, largest_shape(before, type_.shape, mesh)).num_bytes
-    reached = TensorType(
-        type_.dtype, largest_shape(after(step, before), type_.shape, mesh)
-    ).num_bytes
+    reached = TensorType(type_.dtype, largest_shape(after(step, before), type_.shape, mesh)).num_bytes
     sent = volume(step, type_, before, mesh)
     ranks = mesh.peers(0, step.axes)
     match step:

@@ -43,9 +43,7 @@ def _embedding_backward_rows(spec: OpSpec) -> Iterable[Row]:
     yield linear(spec, 0)
 
 
-def _embedding_backward_local(
-    spec: OpSpec, signature: Signature, mesh: Mesh, rank: int
-) -> LocalCall:
+def _embedding_backward_local(spec: OpSpec, signature: Signature, mesh: Mesh, rank: int) -> LocalCall:
     if argument(spec, 4, "scale_grad_by_freq", False):
         return plain(spec)
     start, stop = interval(shape(spec.outputs[0])[0], signature.outputs[0].dims[0], mesh, rank)

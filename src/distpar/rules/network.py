@@ -48,9 +48,7 @@ def _convolution_backward_rows(spec: OpSpec) -> Iterable[Row]:
     assert isinstance(mask, tuple), "bug: the output mask is a list"
 
     def row(operands: tuple[Placement, ...], outputs: tuple[Placement, ...]) -> Row:
-        return Row(
-            operands, tuple(o if kept else WHOLE for o, kept in zip(outputs, mask, strict=True))
-        )
+        return Row(operands, tuple(o if kept else WHOLE for o, kept in zip(outputs, mask, strict=True)))
 
     yield row((Shard(0), Shard(0), Replicate()), (Shard(0), SUM, SUM))
     if not spec.args[7] and spec.args[9] == 1:
@@ -117,18 +115,14 @@ def _attention_flops(spec: OpSpec, operands: Shapes, outputs: Shapes) -> float:
 
 
 RULES = {
-    "aten.convolution.default": Rule(
-        _convolution_rows, _renamed("distpar.convolution"), flops=_convolution_flops
-    ),
+    "aten.convolution.default": Rule(_convolution_rows, _renamed("distpar.convolution"), flops=_convolution_flops),
     "aten.convolution_backward.default": Rule(
         _convolution_backward_rows,
         _renamed("distpar.convolution_backward"),
         flops=_convolution_backward_flops,
     ),
     "aten.max_pool2d_with_indices.default": Rule(_pool_rows, _renamed("distpar.max_pool")),
-    "aten.max_pool2d_with_indices_backward.default": Rule(
-        _pool_rows, _renamed("distpar.max_pool_backward")
-    ),
+    "aten.max_pool2d_with_indices_backward.default": Rule(_pool_rows, _renamed("distpar.max_pool_backward")),
     "aten.avg_pool2d.default": Rule(_pool_rows, _renamed("distpar.avg_pool")),
     "aten.avg_pool2d_backward.default": Rule(_pool_rows, _renamed("distpar.avg_pool_backward")),
     "aten._scaled_dot_product_flash_attention_for_cpu.default": Rule(

@@ -54,9 +54,7 @@ def _linear(spec: OpSpec, word: str) -> Iterable[Row]:
     out = spec.outputs[0]
     if not tensors or isinstance(out, NumberType) or out.dtype not in _FLOATS:
         return
-    floating = all(
-        type_.dtype in _FLOATS for i in tensors if isinstance(type_ := spec.operands[i], TensorType)
-    )
+    floating = all(type_.dtype in _FLOATS for i in tensors if isinstance(type_ := spec.operands[i], TensorType))
     match word:
         case "first" if position_of(spec, 0) == 0 and floating:
             yield linear(spec, 0)
@@ -97,7 +95,8 @@ _WORDS = {
     "lerp": "all",
 }  # fmt: skip
 _OVERLOADS = (
-    "default", "Tensor", "Scalar", "Tensor_Scalar", "Tensor_Tensor", "Scalar_Tensor", "self", "ScalarSelf", "ScalarOther",
+    "default", "Tensor", "Scalar", "Tensor_Scalar", "Tensor_Tensor", "Scalar_Tensor", "self", "ScalarSelf",
+    "ScalarOther",
     "Tensor_mode", "Scalar_mode", "Tensor_out", "int", "decimals",
 )  # fmt: skip
 
@@ -115,7 +114,4 @@ def like() -> Rule:
     return Rule(cuts)
 
 
-RULES |= {
-    f"aten.{name}.default": like()
-    for name in ("zeros_like", "ones_like", "full_like", "empty_like")
-}
+RULES |= {f"aten.{name}.default": like() for name in ("zeros_like", "ones_like", "full_like", "empty_like")}

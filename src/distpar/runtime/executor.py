@@ -45,9 +45,7 @@ class Executor:
             out = self.forward(*inputs)
         first, second = len(program.results), len(program.results) + len(program.writes)
         writes = {node: value for (node, _), value in zip(program.writes, out[first:second], strict=True)}
-        gradients = {
-            node: value for (node, _, _), value in zip(program.gradients, out[second:], strict=True)
-        }
+        gradients = {node: value for (node, _, _), value in zip(program.gradients, out[second:], strict=True)}
         return list(out[:first]), writes, gradients
 
 
@@ -134,9 +132,7 @@ class _Builder:
             offset += torch.Size(move.shape).numel()
 
     def move(self, convert: Convert) -> Move:
-        return prepare(
-            convert.step, convert.type, convert.before, convert.after, self.program.mesh, self.rank
-        )
+        return prepare(convert.step, convert.type, convert.before, convert.after, self.program.mesh, self.rank)
 
     def group(self, move: Move) -> str:
         return self.groups[move.axes]

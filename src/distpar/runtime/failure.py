@@ -69,11 +69,11 @@ class Watch:
         while not self.ended.wait(_POLL):
             message = self.posted()
             call = self.calls
-            if message and not message.startswith(f"rank {self.rank}:") and call % 2:
-                # A rank that is still in the same step after a while waits for one that will not come.
-                if not self.ended.wait(_GRACE) and self.calls == call:
-                    print(failed(message), file=sys.stderr, flush=True)
-                    os._exit(1)
+            waits = message and not message.startswith(f"rank {self.rank}:") and call % 2
+            # A rank that is still in the same step after a while waits for one that will not come.
+            if waits and not self.ended.wait(_GRACE) and self.calls == call:
+                print(failed(message), file=sys.stderr, flush=True)
+                os._exit(1)
 
 
 def failed(message: str) -> RankFailed:

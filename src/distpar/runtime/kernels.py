@@ -76,16 +76,12 @@ def _whole_uniform(seed: Any, number: int, shape: list[int], dtype: torch.dtype)
     return uniform_block(int(seed), number, tuple(shape), box, dtype)
 
 
-def _uniform_block(
-    seed: Any, number: int, shape: list[int], box: list[list[int]], dtype: torch.dtype
-) -> torch.Tensor:
+def _uniform_block(seed: Any, number: int, shape: list[int], box: list[list[int]], dtype: torch.dtype) -> torch.Tensor:
     region = tuple((start, stop) for start, stop in box)
     return uniform_block(int(seed), number, tuple(shape), region, dtype)
 
 
-def _embedding_block(
-    weight: torch.Tensor, index: torch.Tensor, start: int, stop: int
-) -> torch.Tensor:
+def _embedding_block(weight: torch.Tensor, index: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """Rows of `index` that lie in [start, stop) of the table; zeros elsewhere."""
     inside = (index >= start) & (index < stop)
     if weight.shape[0] == 0:
@@ -154,9 +150,7 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Ten
     return x.new_zeros((x.shape[0], weight.shape[0], *shape[2:]))
 
 
-def _convolution_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: Any, *rest: Any
-) -> Any:
+def _convolution_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: Any, *rest: Any) -> Any:
     if grad.numel() and x.numel() and weight.numel():
         return aten.convolution_backward(grad, x, weight, bias, *rest)
     mask = rest[-1]

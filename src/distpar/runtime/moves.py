@@ -119,9 +119,7 @@ class Move:
                 raise AssertionError(f"bug: {self.step} is a collective")
 
 
-def prepare(
-    step: Step, type_: TensorType, before: Layout, after: Layout, mesh: Mesh, rank: int
-) -> Move:
+def prepare(step: Step, type_: TensorType, before: Layout, after: Layout, mesh: Mesh, rank: int) -> Move:
     """Everything about a step on one rank that does not depend on the data."""
     # In mesh order peers ascend, as process groups list them; regions say what goes where, whatever the order.
     axes = tuple(sorted(step.axes, key=mesh.position))
@@ -151,8 +149,7 @@ def prepare(
             collective = "all_to_all"
             sends = intersections(before, after, type_.shape, mesh, axes, rank)
             receives = tuple(
-                intersections(before, after, type_.shape, mesh, axes, peer)[peers.index(rank)]
-                for peer in peers
+                intersections(before, after, type_.shape, mesh, axes, peer)[peers.index(rank)] for peer in peers
             )
             send_sizes, receive_sizes = tuple(map(_count, sends)), tuple(map(_count, receives))
             direct = _stacked(receives, new, None)

@@ -57,9 +57,7 @@ class Store:
             if isinstance(leaf.value, torch.optim.Optimizer):
                 _replace_in_optimizer(leaf.value, value, new)
 
-    def _settle_state(
-        self, binding: StateBinding, leaves: tuple[Leaf, ...], type_: TensorType, layout: Layout
-    ) -> None:
+    def _settle_state(self, binding: StateBinding, leaves: tuple[Leaf, ...], type_: TensorType, layout: Layout) -> None:
         optimizer = leaves[binding.leaf].value
         parameter = optimizer.param_groups[binding.group]["params"][binding.position]
         state = optimizer.state[parameter]
@@ -68,9 +66,7 @@ class Store:
             if not layout.is_replicated and not is_dtensor(value):
                 state[binding.key] = self.wrap(self.cut(value, layout), layout, value.shape)
             return
-        shape = tuple(
-            stop - start for start, stop in box(layout, type_.shape, self.mesh, self.rank)
-        )
+        shape = tuple(stop - start for start, stop in box(layout, type_.shape, self.mesh, self.rank))
         dtype = parameter.dtype if type_.shape else _DTYPES[type_.dtype]
         new = torch.full(shape, binding.initial, dtype=dtype, device=_device(parameter))
         state[binding.key] = new if layout.is_replicated else self.wrap(new, layout, type_.shape)
@@ -135,12 +131,8 @@ def _replace(root: torch.nn.Module, old: torch.Tensor, new: torch.nn.Parameter) 
                 module._parameters[name] = new
 
 
-def _replace_in_optimizer(
-    optimizer: torch.optim.Optimizer, old: torch.Tensor, new: torch.nn.Parameter
-) -> None:
+def _replace_in_optimizer(optimizer: torch.optim.Optimizer, old: torch.Tensor, new: torch.nn.Parameter) -> None:
     for group in optimizer.param_groups:
         group["params"] = [new if value is old else value for value in group["params"]]
     if old in optimizer.state:
         optimizer.state[new] = optimizer.state.pop(old)
-
-

@@ -28,7 +28,7 @@ def solve(
     fits = len(answer.strategies) == len(sizes) and all(
         0 <= strategy < size for strategy, size in zip(answer.strategies, sizes, strict=False)
     )
-    if answer.status != "infeasible" and not fits:
+    if answer.status not in ("infeasible", "none in time") and not fits:
         raise UsageError(
             "the solver's answer is not an assignment",
             why=f"it must name one strategy for each of the {len(sizes)} nodes",

@@ -38,19 +38,34 @@ class Exact:
         kept = _undominated(problem)
         model = _Model(problem, kept)
         start = self._best_start(problem)
-        found, bound = model.solve(self.time_limit, self.gap, start)
+        found, bound, impossible = model.solve(self.time_limit, self.gap, start)
+        if found is None and start is None and not impossible:
+            start = self._cheapest(problem, kept)
         if start is not None and (found is None or cost_of(problem, start) < cost_of(problem, found)):
             found, bound = start, min(bound, cost_of(problem, start))
-        if found is None:
+        if found is None and impossible:
             smallest = _Model(problem, kept, minimise_memory=True).solve(self.time_limit, 1e-4)[0]
             peak = None if smallest is None else peak_memory(problem, smallest)
             return Assignment((), math.inf, math.inf, "infeasible", peak)
+        if found is None:
+            return Assignment((), math.inf, bound, "none in time")
         cost = cost_of(problem, found)
         bound = min(bound, cost)
         bound = max(bound, 0.0) if np.isfinite(bound) else 0.0
         proved = cost - bound <= max(self.gap, 1e-6) * max(cost, 1e-12)
         return Assignment(found, cost, bound, "optimal" if proved else "feasible")
 
+    def _cheapest(self, problem: Problem, kept: list[list[int]]) -> tuple[int, ...] | None:
+        """Each node's cheapest strategy by itself, or its first: an answer when time is too short for any other."""
+        alone = tuple(
+            min(strategies, key=lambda s: (choice.costs[s], s))
+            for choice, strategies in zip(problem.choices, kept, strict=True)
+        )
+        firsts = tuple(strategies[0] for strategies in kept)
+        limit = problem.memory_limit
+        fitting = [s for s in (alone, firsts) if limit is None or peak_memory(problem, s) <= limit]
+        finite = [s for s in fitting if math.isfinite(cost_of(problem, s))]
+        return min(finite, key=lambda s: cost_of(problem, s), default=None)
 
     def _best_start(self, problem: Problem) -> tuple[int, ...] | None:
         """The cheapest of the given assignments that fits into memory."""
@@ -130,18 +145,12 @@ class _Model:
     def indicator(self, node: int, states: Iterable[int], state: int) -> list[tuple[int, float]]:
         """The columns of a node's strategies that are in a state."""
         listed = list(states)
-        return [
-            (self.first[node] + i, 1.0)
-            for i, strategy in enumerate(self.kept[node])
-            if listed[strategy] == state
-        ]
+        return [(self.first[node] + i, 1.0) for i, strategy in enumerate(self.kept[node]) if listed[strategy] == state]
 
     def fan(self, number: int) -> None:
         fan = self.problem.fans[number]
         sources = sorted({int(fan.sources[s]) for s in self.kept[fan.producer]})
-        wanted = [
-            sorted({int(reader.targets[s]) for s in self.kept[reader.node]}) for reader in fan.consumers
-        ]
+        wanted = [sorted({int(reader.targets[s]) for s in self.kept[reader.node]}) for reader in fan.consumers]
         targets = sorted(set().union(*wanted))
         table: Floats = fan.costs
         paid = {
@@ -153,9 +162,7 @@ class _Model:
             for b in targets
         }
         if fan.memory is not None:
-            self.memory += [
-                (fan.start, fan.stop, column, float(fan.memory[key])) for key, column in paid.items()
-            ]
+            self.memory += [(fan.start, fan.stop, column, float(fan.memory[key])) for key, column in paid.items()]
         alone = len(fan.consumers) == 1
         for reader, states in zip(fan.consumers, wanted, strict=True):
             own = paid if alone else {
@@ -194,8 +201,8 @@ class _Model:
 
     def solve(
         self, time_limit: float, gap: float, start: tuple[int, ...] | None = None
-    ) -> tuple[tuple[int, ...] | None, float]:
-        """(strategies or None, lower bound in seconds)."""
+    ) -> tuple[tuple[int, ...] | None, float, bool]:
+        """(strategies or None, lower bound in seconds, whether it is proved that there are none)."""
         import highspy
 
         with _quiet():
@@ -212,7 +219,9 @@ class _Model:
         solver.run()
         info = solver.getInfo()
         if info.primal_solution_status != 2:
-            return None, math.inf
+            status = solver.getModelStatus()
+            none = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+            return None, 0.0, status in none
         values = np.array(solver.getSolution().col_value)
         found = tuple(
             strategies[int(np.argmax(values[first : first + len(strategies)]))]
@@ -220,14 +229,12 @@ class _Model:
         )
         integral = any(self.binary)
         bound = info.mip_dual_bound if integral else info.objective_function_value
-        return found, bound / _SCALE
+        return found, bound / _SCALE, False
 
     def give(self, solver, highspy, start: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
         """Start from an assignment: its nodes' columns are given, HiGHS completes the rest by a linear program."""
         columns, values = [], []
-        for first, strategies, chosen, fan_states in zip(
-            self.first, self.kept, start, self.states(), strict=True
-        ):
+        for first, strategies, chosen, fan_states in zip(self.first, self.kept, start, self.states(), strict=True):
             same = [i for i, s in enumerate(strategies) if fan_states[s] == fan_states[chosen]]
             taken = strategies.index(chosen) if chosen in strategies else same[0]
             for i in range(len(strategies)):

@@ -80,7 +80,8 @@ class Assignment:
     """A strategy for each node, its cost by the problem's own count, and a proved lower bound of the optimum.
 
     `status`: "optimal" (bound == cost within tolerance), "feasible", or "infeasible" (then `strategies` is
-    empty and `smallest_memory` says what limit would do, when known).
+    empty and `smallest_memory` says what limit would do, when known), or "none in time" (no assignment was found,
+    though there may be some).
     """
 
     strategies: tuple[int, ...]
@@ -97,10 +98,7 @@ Progress = Callable[[str, float, float], Any]
 
 def cost_of(problem: Problem, strategies: tuple[int, ...]) -> float:
     """Total cost of an assignment: the one definition that every solver is compared with."""
-    total = sum(
-        float(choice.costs[strategy])
-        for choice, strategy in zip(problem.choices, strategies, strict=True)
-    )
+    total = sum(float(choice.costs[strategy]) for choice, strategy in zip(problem.choices, strategies, strict=True))
     for fan in problem.fans:
         source = fan.sources[strategies[fan.producer]]
         wanted = {int(reader.targets[strategies[reader.node]]) for reader in fan.consumers}

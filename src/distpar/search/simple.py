@@ -53,7 +53,6 @@ class Random:
     def __call__(self, problem: Problem) -> Assignment:
         generator = random.Random(self.seed)
         strategies = tuple(
-            generator.choice([int(s) for s in np.flatnonzero(np.isfinite(choice.costs))])
-            for choice in problem.choices
+            generator.choice([int(s) for s in np.flatnonzero(np.isfinite(choice.costs))]) for choice in problem.choices
         )
         return Assignment(strategies, cost_of(problem, strategies), 0.0, "feasible")

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from distpar.search.problem import Assignment, Choice, Floats, Problem, cost_of, peak_memory
+from distpar.search.problem import Assignment, Choice, Floats, Problem, cost_of, memory_profile, peak_memory
 
 _SCALE = 1e6
 """Costs are given to HiGHS in microseconds: its tolerances are absolute."""
@@ -36,17 +37,14 @@ class Exact:
 
     def __call__(self, problem: Problem) -> Assignment:
         kept = _undominated(problem)
-        model = _Model(problem, kept)
         start = self._best_start(problem)
-        found, bound, impossible = model.solve(self.time_limit, self.gap, start)
+        found, bound, impossible = self._within_memory(problem, kept, start)
         if found is None and start is None and not impossible:
             start = self._cheapest(problem, kept)
         if start is not None and (found is None or cost_of(problem, start) < cost_of(problem, found)):
             found, bound = start, min(bound, cost_of(problem, start))
         if found is None and impossible:
-            smallest = _Model(problem, kept, minimise_memory=True).solve(self.time_limit, 1e-4)[0]
-            peak = None if smallest is None else peak_memory(problem, smallest)
-            return Assignment((), math.inf, math.inf, "infeasible", peak)
+            return Assignment((), math.inf, math.inf, "infeasible", self._smallest(problem, kept))
         if found is None:
             return Assignment((), math.inf, bound, "none in time")
         cost = cost_of(problem, found)
@@ -54,6 +52,48 @@ class Exact:
         bound = max(bound, 0.0) if np.isfinite(bound) else 0.0
         proved = cost - bound <= max(self.gap, 1e-6) * max(cost, 1e-12)
         return Assignment(found, cost, bound, "optimal" if proved else "feasible")
+
+    def _within_memory(
+        self, problem: Problem, kept: list[list[int]], start: tuple[int, ...] | None
+    ) -> tuple[tuple[int, ...] | None, float, bool]:
+        """Solve with memory rows only where an answer has broken the limit, until none does.
+
+        Few of the thousands of possible rows ever bind; a program with fewer rows is a relaxation, so its bound
+        and its proof of impossibility hold.
+        """
+        until = time.monotonic() + self.time_limit
+        times: set[int] = set()
+        bound = 0.0
+        while True:
+            model = _Model(problem, kept, times)
+            left = max(1.0, until - time.monotonic())
+            found, lower, impossible = model.solve(left, self.gap, start)
+            bound = max(bound, lower)
+            if found is None:
+                return None, bound, impossible
+            over = _over(problem, found)
+            if not over:
+                return found, bound, False
+            if time.monotonic() > until:
+                return None, bound, False
+            times |= over
+
+    def _smallest(self, problem: Problem, kept: list[list[int]]) -> int | None:
+        """The smallest peak of any assignment, when it is found in time."""
+        until = time.monotonic() + self.time_limit
+        times: set[int] = set()
+        while time.monotonic() < until:
+            model = _Model(problem, kept, times, minimise_memory=True)
+            found, _, _ = model.solve(max(1.0, until - time.monotonic()), 1e-6)
+            if found is None:
+                return None
+            profile = memory_profile(problem, found)
+            peak = max((used for _, used in profile), default=problem.fixed_memory)
+            worst = {moment for moment, used in profile if used == peak}
+            if worst <= times or not worst:
+                return peak
+            times |= worst
+        return None
 
     def _cheapest(self, problem: Problem, kept: list[list[int]]) -> tuple[int, ...] | None:
         """Each node's cheapest strategy by itself, or its first: an answer when time is too short for any other."""
@@ -104,7 +144,9 @@ def _best(choice: Choice, columns: list[Iterable[int]]) -> list[int]:
 class _Model:
     """The program in HiGHS's column and row arrays, built once, solved once."""
 
-    def __init__(self, problem: Problem, kept: list[list[int]], minimise_memory: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, kept: list[list[int]], times: Iterable[int] = (), minimise_memory: bool = False
+    ) -> None:
         self.problem, self.kept, self.minimise_memory = problem, kept, minimise_memory
         self.costs: list[float] = []
         self.upper: list[float] = []
@@ -118,7 +160,7 @@ class _Model:
         self.first = [self.node(choice, strategies) for choice, strategies in zip(problem.choices, kept, strict=True)]
         for fan_number in range(len(problem.fans)):
             self.fan(fan_number)
-        self.limit()
+        self.limit(times)
 
     def column(self, cost: float, *, binary: bool = False, upper: float = 1.0) -> int:
         self.costs.append(0.0 if self.minimise_memory else cost * _SCALE)
@@ -178,26 +220,21 @@ class _Model:
                 for key, column in own.items():
                     self.row(0.0, math.inf, [(paid[key], 1.0), (column, -1.0)])
 
-    def limit(self) -> None:
-        """A row for each time whose live set is not part of another's, in MiB."""
+    def limit(self, times: Iterable[int]) -> None:
+        """A row for each of the times: the bytes of what is alive, in MiB, are within the limit."""
         limit = self.problem.memory_limit
         if limit is None:
             return
-        entries = [entry for entry in self.memory if entry[3] > 0 and entry[1] > entry[0]]
         peak = self.column(1.0 / _SCALE, upper=math.inf) if self.minimise_memory else None
         if peak is not None:
             self.costs[peak] = 1.0
         room = (limit - self.problem.fixed_memory) / _MIB
-        for time in _maximal_times(entries):
-            live = [(c, size / _MIB) for start, stop, c, size in entries if start <= time < stop]
+        for moment in sorted(times):
+            live = [(c, size / _MIB) for start, stop, c, size in self.memory if start <= moment < stop and size]
             if peak is None:
-                if self.can_bind(live, room):
-                    self.row(-math.inf, room, live)
+                self.row(-math.inf, room, live)
             else:
                 self.row(-math.inf, 0.0, [*live, (peak, -1.0)])
-
-    def can_bind(self, live: list[tuple[int, float]], room: float) -> bool:
-        return sum(size for _, size in live) > room
 
     def solve(
         self, time_limit: float, gap: float, start: tuple[int, ...] | None = None
@@ -286,11 +323,12 @@ def _quiet() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _maximal_times(entries: list[tuple[int, int, int, float]]) -> list[int]:
-    """Starts after which something ends before anything else starts: the live set is largest there."""
-    events = sorted({(start, 1) for start, _, _, _ in entries} | {(stop, 0) for _, stop, _, _ in entries})
-    return [
-        time
-        for (time, opens), (_, following) in zip(events, [*events[1:], (0, 0)], strict=True)
-        if opens and not following
-    ]
+def _over(problem: Problem, strategies: tuple[int, ...]) -> set[int]:
+    """Times at which an assignment breaks the memory limit: the worst of them, spread over the step."""
+    limit = problem.memory_limit
+    if limit is None:
+        return set()
+    broken = [(used, moment) for moment, used in memory_profile(problem, strategies) if used > limit]
+    return {moment for _, moment in sorted(broken, reverse=True)[: max(1, min(8, len(broken)))]} | {
+        moment for _, moment in broken[:: max(1, len(broken) // 8)]
+    }

@@ -108,6 +108,11 @@ def cost_of(problem: Problem, strategies: tuple[int, ...]) -> float:
 
 def peak_memory(problem: Problem, strategies: tuple[int, ...]) -> int:
     """The most bytes in use at any time under an assignment."""
+    return max((used for _, used in memory_profile(problem, strategies)), default=problem.fixed_memory)
+
+
+def memory_profile(problem: Problem, strategies: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(time, bytes in use from then on) at every time at which the bytes change."""
     changes: dict[int, int] = {}
 
     def occupy(start: int, stop: int, num_bytes: int) -> None:
@@ -123,8 +128,8 @@ def peak_memory(problem: Problem, strategies: tuple[int, ...]) -> int:
         source = fan.sources[strategies[fan.producer]]
         wanted = {int(reader.targets[strategies[reader.node]]) for reader in fan.consumers}
         occupy(fan.start, fan.stop, sum(int(fan.memory[source, target]) for target in wanted))
-    used = peak = problem.fixed_memory
+    used, profile = problem.fixed_memory, []
     for time in sorted(changes):
         used += changes[time]
-        peak = max(peak, used)
-    return peak
+        profile.append((time, used))
+    return profile

@@ -1,4 +1,4 @@
-"""The face job, 50,000 identities: the search itself finds the backbone cut over the batch, the head over identities."""
+"""The face job with 50,000 identities: the search itself cuts the backbone over the batch, the head over identities."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from distpar.capture import Captured, capture, signature_key
 from distpar.capture.fake import DataBinding, GradientBinding, HyperBinding, ModuleBinding, StateBinding
 from distpar.capture.objects import find
 from distpar.cost.cluster import Cluster
-from distpar.errors import UsageError
+from distpar.errors import RanksDiffer, UsageError
 from distpar.graph import Ref
 from distpar.layout import Layout
 from distpar.lower import lower
@@ -192,7 +192,8 @@ class ParallelStep:
                 self._watch.calls += 1
             return work(args, kwargs)
         except BaseException as error:
-            if self._watch is None:
+            # What all ranks find out together they raise together.
+            if self._watch is None or isinstance(error, RanksDiffer):
                 raise
             told = self._watch.explain(error)
             if told is error:
@@ -211,7 +212,8 @@ class ParallelStep:
             if key not in self._numbers:
                 self._numbers[key] = int(hashlib.sha256(repr(key).encode()).hexdigest()[:15], 16)
             if not agree(self._numbers[key], self._control):
-                compare({"the shapes of the arguments": _readable(key)}, self._num_ranks, self._control)
+                facts = {f"the shape or kind of {leaf[0]}": repr(leaf[1:]) for leaf in key[1:]}
+                compare(facts, self._num_ranks, self._control)
         if key not in self._ready:
             self._ready[key] = self._make(args, kwargs)
         self._last = self._ready[key]
@@ -370,11 +372,6 @@ def no_shared_memory(values: list[Any]) -> bool:
 
 def _is_random(options: Options) -> bool:
     return isinstance(options.solver, str) and options.solver.startswith("random")
-
-
-def _readable(key: Any) -> str:
-    text = repr(key[1:])
-    return text if len(text) < 400 else f"{text[:380]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def digest(value: torch.Tensor) -> str:

@@ -53,17 +53,15 @@ class Watch:
 
     def explain(self, error: BaseException) -> BaseException:
         """The error to raise here: another rank's message when it failed first."""
+        if not _is_connection(error):
+            return error
         deadline = time.monotonic() + 3.0
         while time.monotonic() < deadline:
             message = self.posted()
             if message and not message.startswith(f"rank {self.rank}:"):
                 return failed(message)
-            if not _is_connection(error):
-                break
             time.sleep(0.1)
-        if _is_connection(error):
-            return failed(f"a rank ended without a word ({error})")
-        return error
+        return failed(f"a rank ended without a word ({error})")
 
     def _watch(self) -> None:
         while not self.ended.wait(_POLL):

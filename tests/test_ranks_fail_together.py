@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 import torch
-from models import mlp
 
 import distpar
 from distpar.errors import DistParError
 from distpar.launch import run_ranks
+from models import mlp
 
 
 def outcome(work: Any) -> tuple[str, str, float]:

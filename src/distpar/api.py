@@ -10,6 +10,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def parallelize(
     fn: Callable[..., Any],
     *,
     mesh: Mesh | None = None,
-    cluster: Cluster | str | None = None,
+    cluster: Cluster | str | Path | None = None,
     options: Options | None = None,
     pins: Pins | None = None,
     plan: Plan | None = None,
@@ -64,7 +65,7 @@ def plan(
     fn: Callable[..., Any],
     *args: Any,
     mesh: Mesh | None = None,
-    cluster: Cluster | str | None = None,
+    cluster: Cluster | str | Path | None = None,
     options: Options | None = None,
     pins: Pins | None = None,
     **kwargs: Any,
@@ -109,12 +110,13 @@ def check_plan(plan: Plan, captured: Captured) -> None:
         )
 
 
-def as_cluster(cluster: Cluster | str | None) -> Cluster:
+def as_cluster(cluster: Cluster | str | Path | None) -> Cluster:
     if isinstance(cluster, Cluster):
         return cluster
     if cluster is None:
         return Cluster.preset("dgx-h100" if torch.cuda.is_available() else "cpu")
-    return Cluster.load(cluster) if cluster.endswith(".json") else Cluster.preset(cluster)
+    is_file = isinstance(cluster, Path) or cluster.endswith(".json")
+    return Cluster.load(cluster) if is_file else Cluster.preset(str(cluster))
 
 
 @dataclass

@@ -5,13 +5,14 @@ Also how a job is named on the command line: `file.py:function`, a function that
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import queue
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,9 @@ def run_ranks(work: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], *
         context.Process(target=_rank, args=(work, rank, num_ranks, port, args, answers), daemon=True)
         for rank in range(num_ranks)
     ]
-    for process in processes:
-        process.start()
+    with _without_main(work):
+        for process in processes:
+            process.start()
     try:
         found = _collect(processes, answers, time.monotonic() + timeout, timeout)
         for process in processes:
@@ -86,6 +88,21 @@ def run_ranks(work: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], *
             process.join(10)
             if process.is_alive():
                 process.kill()
+
+
+@contextlib.contextmanager
+def _without_main(work: Callable[..., Any]) -> Iterator[None]:
+    """Ranks do not run the caller's script again (it may have no `__main__` guard), unless the work lives there."""
+    main = sys.modules["__main__"]
+    if work.__module__ == "__main__":
+        yield
+        return
+    kept: dict[str, Any] = {name: main.__dict__.pop(name) for name in ("__spec__", "__file__") if name in main.__dict__}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(kept)
 
 
 def _collect(processes: list[Any], answers: Any, until: float, timeout: float) -> list[Any]:

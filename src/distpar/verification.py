@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def verify(
     *args: Any,
     mesh: Mesh | None = None,
     plan: Plan | None = None,
-    cluster: Cluster | str | None = None,
+    cluster: Cluster | str | Path | None = None,
     options: Options | None = None,
     pins: Pins | None = None,
     steps: int = 3,

@@ -103,7 +103,9 @@ def measure(
     """
     import distpar
 
-    distpar.Cluster.measure(ranks).save(output)
+    found = distpar.Cluster.measure(ranks)
+    found.save(output)
+    print(found)
     print(f"wrote {output}")
 
 

@@ -109,6 +109,22 @@ class Cluster:
 
         return measure(num_ranks)
 
+    def __str__(self) -> str:
+        """A line for compute and one for each measured collective, in round units."""
+        compute = ", ".join(f"{row.family} {row.dtype} {row.flops / 1e9:.4g} GF/s" for row in self.speeds)
+        lines = [
+            f"cluster {self.name}: {self.ranks_per_host} ranks a host, {self.memory / 2**30:.3g} GiB a rank, "
+            f"memory {self.bandwidth / 1e9:.3g} GB/s, smallest op {1e6 * self.floor:.3g} us",
+            f"  {compute}",
+        ]
+        for row in self.network:
+            last = (row.num_bytes[-1] - row.num_bytes[-2]) / max(1e-12, row.seconds[-1] - row.seconds[-2])
+            lines.append(
+                f"  {row.kind:<10} {row.num_ranks:>3} ranks {row.link}: smallest {1e6 * row.seconds[0]:.3g} us, "
+                f"large {last / 1e9:.3g} GB/s"
+            )
+        return "\n".join(lines)
+
     def save(self, path: str | Path) -> None:
         """Write the cluster as JSON."""
         Path(path).write_text(json.dumps({"format": _FORMAT} | asdict(self), indent=1) + "\n")

@@ -5,8 +5,8 @@
     r[f, c, a, b]    consumer c's own share of y                     row sums: made in a; column sums: c wants b
 
 With one consumer y is r, and the row and column sums make the relaxation tight; with several, y >= r of each,
-so a conversion is paid once. Only x has to be binary. Memory rows are added
-where an answer breaks the limit. Nodes that strategies cannot tell apart by their states are merged first (the cheapest stays).
+so a conversion is paid once. Only x has to be binary. Memory rows are added where an answer breaks the limit.
+Strategies that the states of their tensors cannot tell apart are merged first (the cheapest stays).
 """
 
 from __future__ import annotations

@@ -192,6 +192,9 @@ def _page(plan: Plan) -> Iterable[str]:
             yield title
             yield from rows
     yield ""
+    yield "activations (the heaviest op of each module, forward; share of the step's compute)"
+    yield from _activations(plan)
+    yield ""
     yield "conversions in a step"
     yield from _traffic_lines(plan)
 
@@ -227,7 +230,8 @@ def scheme(plan: Plan) -> str:
     if not whole:
         return f"every parameter cut over the ranks; {work}"
     few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"{cut / total:.0%} of the parameter bytes cut ({few}), the rest replicated; {work}"
+    # Rounded down: what is replicated is not rounded away.
+    return f"{100 * cut // total}% of the parameter bytes cut ({few}), the rest replicated; {work}"
 
 
 def _share_cut(plan: Plan) -> float:
@@ -253,6 +257,35 @@ def _lines(pairs: Iterable[tuple[NodeInfo, Signature]]) -> list[str]:
         groups.setdefault((pattern, _typed(node.types[0], signature.outputs[0])), []).append(node.name)
     width = max((len(_label(key[0], names)) for key, names in groups.items()), default=0)
     return [f"  {_label(key[0], names):<{width}}  {key[1]}" for key, names in groups.items()]
+
+
+_SHOWN = 8
+
+
+def _activations(plan: Plan) -> list[str]:
+    """Modules by their share of the predicted compute; numbered ones that lie alike share a line."""
+    heaviest: dict[str, tuple[NodeInfo, Signature]] = {}
+    shares: dict[str, float] = {}
+    for node, signature in zip(plan.nodes, plan.signatures, strict=True):
+        module = node.where.module
+        if node.kind or not module or node.where.phase != "forward":
+            continue
+        shares[module] = shares.get(module, 0.0) + node.seconds
+        if module not in heaviest or node.seconds > heaviest[module][0].seconds:
+            heaviest[module] = (node, signature)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for module, (node, signature) in heaviest.items():
+        key = (re.sub(r"\d+", "*", module), _typed(node.types[0], signature.outputs[0]))
+        groups.setdefault(key, []).append(module)
+    total = sum(node.seconds for node in plan.nodes) or 1.0
+    rows = sorted(((sum(map(shares.__getitem__, names)), key, names) for key, names in groups.items()), reverse=True)
+    width = max((len(_label(key[0], names)) for _, key, names in rows[:_SHOWN]), default=0)
+    lines = [
+        f"  {_label(key[0], names):<{width}}  {seconds / total:>4.0%}  {key[1]}"
+        for seconds, key, names in rows[:_SHOWN]
+    ]
+    more = len(rows) - _SHOWN
+    return [*lines, f"  and {more} lighter ones"] if more > 0 else lines or ["  none in a module"]
 
 
 _STATE = re.compile(r"[^\[]*\.state\[(?P<parameter>.*)\]\.(?P<key>\w+)")

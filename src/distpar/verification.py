@@ -1,4 +1,4 @@
-"""One device against many: the same step run plainly, and run by a plan on simulated ranks.
+"""One device against many: the same step run plainly, and run by a plan on simulated or on real ranks.
 
 One device is plain eager PyTorch on copies of the arguments, drawing random numbers by global index. Compared
 after every step: results, gradients, parameters, buffers and optimizer state. When something differs, the step is
@@ -8,19 +8,21 @@ run once more node by node, and the first op whose value differs is named.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from distpar.api import Pins, as_cluster, step_seed
+from distpar.api import Pins, as_cluster, parallelize, step_seed
 from distpar.capture import Captured, capture, interpret
 from distpar.capture.objects import find, flatten
 from distpar.cost.cluster import Cluster
 from distpar.errors import NumbersDiffer
 from distpar.graph import Ref, TensorType
+from distpar.launch import load_job, run_ranks
 from distpar.lower import lower
 from distpar.mesh import Mesh
 from distpar.notation import format_layout
@@ -34,6 +36,8 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2, to
 """Largest difference allowed, relative to the largest element (or 1 if that is smaller)."""
 _NARROW = {"f32": 1e-4, "bf16": 2e-2, "f16": 2e-2}
 """A model that computes a part of itself in a narrower dtype has that dtype's rounding everywhere after it."""
+_Gap = tuple[str, str, float, float]
+"""What was compared: its kind, its name, how much it differs, how much is allowed."""
 KINDS = ("results", "gradients", "parameters", "buffers", "state", "replicas")
 
 
@@ -44,6 +48,7 @@ class Verification:
     mesh: Mesh
     plan: Plan
     steps: int
+    real: bool = False
     worst: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
 
     @property
@@ -51,7 +56,8 @@ class Verification:
         return max(self.worst.values())
 
     def __str__(self) -> str:
-        head = f"equal to one device on {self.mesh} over {self.steps} steps; largest difference"
+        ranks = "real" if self.real else "simulated"
+        head = f"equal to one device on {self.mesh}, {ranks} ranks, over {self.steps} steps; largest difference"
         return "\n".join([head, *(f"  {kind:<11} {value:.3g}" for kind, value in self.worst.items())])
 
 
@@ -66,36 +72,103 @@ def verify(
     steps: int = 3,
     **kwargs: Any,
 ) -> Verification:
-    """Compare one device with all ranks of a plan, simulated in this process. The arguments are not changed.
+    """Compare one device with all ranks of a plan. The arguments are not changed.
+
+    The ranks are simulated in this process; under torchrun they are the real ones, and every rank compares.
 
     Raises:
         NumbersDiffer: something differs by more than its dtype's tolerance; names the first op that does.
     """
     options = options or Options()
+    real = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    many = _Real if real else _Simulated
     plain_args, plain_kwargs = copy.deepcopy((args, kwargs))
-    our_args, our_kwargs = copy.deepcopy((args, kwargs))
-    captured = capture(fn, our_args, our_kwargs, rng=options.rng)
-    mesh = plan.mesh if plan else mesh or Mesh(ranks=2)
-    chosen = plan or make_plan(captured.graph, mesh, as_cluster(cluster), options, pins or {})
-    simulator = Simulator(lower(captured.graph, chosen, overlap=options.overlap))
-    report = Verification(mesh, chosen, steps)
-    least = _narrowest(captured)
+    ranks = many(fn, *copy.deepcopy((args, kwargs)), mesh, plan, as_cluster(cluster), options, pins or {})
+    report = Verification(ranks.plan.mesh, ranks.plan, steps, real=real)
+    least = _narrowest(ranks.captured)
     for number in range(1, steps + 1):
-        seed = step_seed(torch.initial_seed(), number)
-        before = captured.read(our_args, our_kwargs, seed)
-        before = [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in before]
-        outcome = simulator.run(before)
-        captured.write(our_args, our_kwargs, outcome.writes)
-        captured.set_gradients(our_args, our_kwargs, outcome.gradients)
+        seed = step_seed(ranks.seed, number)
+        before = [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in ranks.inputs(seed)]
+        results = ranks.run(before)
         with global_rng(seed):
             expected = fn(*plain_args, **plain_kwargs)
-        pairs = _pairs(captured, expected, outcome.results, (plain_args, plain_kwargs), (our_args, our_kwargs))
-        for kind, name, one, many in [*pairs, ("replicas", "", outcome.replica_difference, None)]:
-            gap, allowed = _gap(one, many, least)
+        pairs = _pairs(ranks.captured, expected, results, (plain_args, plain_kwargs), (ranks.args, ranks.kwargs))
+        gaps = [(kind, name, *_gap(one, _whole(other), least)) for kind, name, one, other in pairs]
+        gaps.append(("replicas", "", *_gap(ranks.replica_difference, None, least)))
+        for kind, name, gap, allowed in ranks.agreed(gaps):
             report.worst[kind] = max(report.worst[kind], gap)
             if gap > allowed:
-                raise _differs(captured, chosen, simulator, before, f"{kind} {name}".strip(), number, gap, allowed)
+                raise _differs(ranks, before, f"{kind} {name}".strip(), number, gap, allowed)
     return report
+
+
+class _Simulated:
+    """All ranks of a plan, simulated in this process."""
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        mesh: Mesh | None, plan: Plan | None, cluster: Cluster, options: Options, pins: Pins,
+    ) -> None:  # fmt: skip
+        self.args, self.kwargs, self.seed = args, kwargs, torch.initial_seed()
+        self.captured = capture(fn, args, kwargs, rng=options.rng)
+        mesh = plan.mesh if plan else mesh or Mesh(ranks=2)
+        self.plan = plan or make_plan(self.captured.graph, mesh, cluster, options, pins)
+        self.simulator = Simulator(lower(self.captured.graph, self.plan, overlap=options.overlap))
+        self.replica_difference = 0.0
+
+    def inputs(self, seed: int) -> list[Any]:
+        return self.captured.read(self.args, self.kwargs, seed)
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        outcome = self.simulator.run(inputs)
+        self.captured.write(self.args, self.kwargs, outcome.writes)
+        self.captured.set_gradients(self.args, self.kwargs, outcome.gradients)
+        self.replica_difference = outcome.replica_difference
+        return outcome.results
+
+    def agreed(self, gaps: list[_Gap]) -> list[_Gap]:
+        return gaps
+
+
+class _Real:
+    """The ranks that run, each of which compares the whole tensors with one device."""
+
+    replica_difference = 0.0
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        mesh: Mesh | None, plan: Plan | None, cluster: Cluster, options: Options, pins: Pins,
+    ) -> None:  # fmt: skip
+        self.args, self.kwargs = args, kwargs
+        # As on one device: also what the caller's generator draws is then the same on all ranks.
+        self.captured = capture(fn, *copy.deepcopy((args, kwargs)), rng=options.rng)
+        self.step = parallelize(
+            fn, mesh=mesh, plan=plan, cluster=cluster, options=replace(options, keep_gradients=True), pins=pins
+        ).prepare(*args, **kwargs)
+        self.plan, self.seed = self.step.plan, self.step.seed
+
+    def inputs(self, seed: int) -> list[Any]:
+        return [_whole(value) for value in self.captured.read(self.args, self.kwargs, seed)]
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        return [_whole(value) for value in flatten(self.step(*self.args, **self.kwargs))[0]]
+
+    @property
+    def simulator(self) -> Simulator:
+        return Simulator(lower(self.captured.graph, self.plan))
+
+    def agreed(self, gaps: list[_Gap]) -> list[_Gap]:
+        """Every rank's worst: all then say the same."""
+        import torch.distributed as dist
+
+        found: list[list[_Gap]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(found, gaps)
+        return [max(column, key=lambda gap: gap[2]) for column in zip(*found, strict=True)]
+
+
+def _whole(value: Any) -> Any:
+    """A DTensor as the whole plain tensor; all ranks call this alike."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def _narrowest(captured: Captured) -> float:
@@ -167,16 +240,10 @@ def _state_pairs(name: str, one: torch.optim.Optimizer, many: torch.optim.Optimi
 
 
 def _differs(
-    captured: Captured,
-    plan: Plan,
-    simulator: Simulator,
-    inputs: list[Any],
-    what: str,
-    step: int,
-    gap: float,
-    allowed: float,
+    ranks: _Simulated | _Real, inputs: list[Any], what: str, step: int, gap: float, allowed: float
 ) -> NumbersDiffer:
-    """The error, with the first op whose value differs when the step is run again node by node."""
+    """The error, with the first op whose value differs when the step is run again node by node, simulated."""
+    captured, plan = ranks.captured, ranks.plan
     right: dict[int, list[Any]] = {}
     interpret(captured.graph, inputs, watch=lambda node, values: right.update({node: values}))
     first: list[tuple[int, int, float]] = []
@@ -188,12 +255,12 @@ def _differs(
             if off > fine:
                 first.append((node, output, off))
 
-    simulator.run(inputs, watch=watch)
+    ranks.simulator.run(inputs, watch=watch)
     if not first:
         return NumbersDiffer(
             f"{what} differs from one device by {gap:.3g} in step {step}",
-            why=f"at most {allowed:.3g} is allowed; every op agrees with the captured graph, which differs from eager",
-            fix="report this step: its capture is wrong",
+            why=f"at most {allowed:.3g} is allowed; on simulated ranks every op agrees with the captured graph",
+            fix="report this step: its capture, or the runtime of real ranks, is wrong",
         )
     index, output, off = first[0]
     node, type_ = captured.graph.nodes[index], captured.graph.type_of(Ref(index, output))
@@ -205,3 +272,13 @@ def _differs(
         why=f"the first op that differs is {node.op} ({node.name}: {shown}), by {off:.3g}; allowed is {allowed:.3g}",
         fix="report this op and its layouts, and pin a tensor near it to another layout meanwhile",
     )
+
+
+def verify_on_ranks(job: str, mesh: Mesh, options: Options, steps: int, *, timeout: float = 900.0) -> Verification:
+    """`verify` of a job, `file.py:function`, on real gloo ranks of this host, which are started and ended here."""
+    return run_ranks(_on_rank, mesh.num_ranks, (job, mesh, options, steps), timeout=timeout)[0]  # type: ignore[no-any-return]
+
+
+def _on_rank(job: str, mesh: Mesh, options: Options, steps: int) -> Verification:
+    step, args = load_job(job)
+    return verify(step, *args, mesh=mesh, options=options, steps=steps)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import os
 import queue
 import socket
@@ -46,6 +47,7 @@ def load_job(text: str) -> Job:
             why=f"{path} has no function {name!r}",
             fix="name a function that returns (step, args)",
         )
+    _takes_no_arguments(text, function)
     job = function()
     if not (isinstance(job, tuple) and len(job) == 2 and callable(job[0]) and isinstance(job[1], tuple)):
         raise UsageError(
@@ -54,6 +56,17 @@ def load_job(text: str) -> Job:
             fix="return (step, args): a function, and the tuple of its arguments",
         )
     return job
+
+
+def _takes_no_arguments(text: str, function: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise UsageError(
+            f"{text} is not a job",
+            why=f"it needs arguments: {error}",
+            fix="give them defaults: a job is called without arguments",
+        ) from error
 
 
 def run_ranks(work: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], *, timeout: float = 600.0) -> list[Any]:

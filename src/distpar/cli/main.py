@@ -198,8 +198,9 @@ def measure(
     """
     import distpar
 
+    _check_output(output)
     found = distpar.Cluster.measure(ranks)
-    found.save(output)
+    _save(found, output)
     print(found)
     print(f"wrote {output}")
 
@@ -295,7 +296,7 @@ def _pins(texts: list[str] | None) -> dict[str, str]:
 
 
 def _check_output(path: Path | None) -> None:
-    """A search may take minutes: whether its answer can be written is looked at before."""
+    """A search or a measurement takes minutes: whether its answer can be written is looked at before."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         why = f"{str(path)!r} is a folder" if path.is_dir() else f"there is no folder {str(path.parent)!r}"
         raise UsageError(f"cannot write {path}", why=why, fix="name a file in a folder that is there")

@@ -1,4 +1,4 @@
-"""What the documents tell a user to type runs, in a folder of its own, as it stands there; their links lead somewhere."""
+"""What the documents tell a user to type runs, as it stands there, in a folder of its own; links lead to files."""
 
 import os
 import re

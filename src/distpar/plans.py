@@ -126,7 +126,11 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
-        Path(path).write_text(json.dumps(_to_json(self), indent=1) + "\n")
+        Path(path).write_text(self.json() + "\n")
+
+    def json(self) -> str:
+        """The plan as JSON, what `save` writes."""
+        return json.dumps(_to_json(self), indent=1)
 
     @staticmethod
     def load(path: str | Path) -> Plan:

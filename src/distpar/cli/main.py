@@ -6,7 +6,6 @@ Every error is three lines on stderr: what, why, fix. `--debug` shows the traceb
 from __future__ import annotations
 
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -136,7 +135,7 @@ def plan(
         found = distpar.plan(step, *args, mesh=shape, cluster=_cluster(cluster), options=options, pins=pins)
     if output is not None:
         _save(found, output)
-    print(_json(found) if json else found.table() if table else found)
+    print(found.json() if json else found.table() if table else found)
 
 
 @app.command()
@@ -311,14 +310,6 @@ def _save(found: Any, path: Path) -> None:
             why=f"{type(error).__name__}: {error.strerror}",
             fix="name a file that can be written",
         ) from error
-
-
-def _json(found: Any) -> str:
-    """What `-o` writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.json"
-        found.save(path)
-        return path.read_text().rstrip("\n")
 
 
 def _version(value: bool) -> None:

@@ -35,6 +35,12 @@ def load_job(text: str) -> Job:
             why=f"there is no file {path!r}" if path else "a job is a file and a function, file.py:function",
             fix="write it as file.py:function, with the path as seen from here",
         )
+    if Path(path).suffix != ".py":
+        raise UsageError(
+            f"cannot load the job {text!r}",
+            why=f"{path!r} is not a Python file, its name does not end in .py",
+            fix="write it as file.py:function",
+        )
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None, "bug: a file without a loader"
     module = importlib.util.module_from_spec(spec)

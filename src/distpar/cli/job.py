@@ -29,7 +29,6 @@ def code_of(job: str) -> Iterator[None]:
         UsageError: the file is not Python, or its code raised an error or ended the program; it names the line.
     """
     path = Path(job.rpartition(":")[0])
-    _check_name(job, path)
     # As `python train.py` does: modules beside the file can be imported.
     sys.path.insert(0, str(path.resolve().parent))
     # Torch logs, with a traceback of many lines, what a CaptureError says in three.
@@ -62,15 +61,6 @@ def _told(job: str, line: str, error: BaseException) -> UsageError:
         why=_first_line(error),
         fix="mend this line; with --debug the whole traceback is shown",
     )
-
-
-def _check_name(job: str, path: Path) -> None:
-    if path.is_file() and path.suffix != ".py":
-        raise UsageError(
-            f"cannot load the job {job!r}",
-            why=f"{str(path)!r} is not a Python file, its name does not end in .py",
-            fix="write it as file.py:function",
-        )
 
 
 def _line_in(path: Path, error: BaseException) -> str:
